@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "dump_step": ("0|3-5|10", "0|5-3"),
     "dump_layer": (" Add blocks.*.mlp ", ""),
     "dump_data": ("stats", "stat"),
+    "dump_debug": ("off", "ON"),
     "dump_config_path": ("c.json", "gone.json"),
     "engine": ("interpreter", "eager"),
     "max_bytes": (1 << 20, -1),

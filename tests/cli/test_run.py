@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -429,6 +430,31 @@ def test_the_environment_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_values_that_mean_nothing(values: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         plan_of(values, {})
+
+
+OVERFLOW = """
+import torch
+@torch.compile(backend="aot_eager")
+def loss(x):
+    return (x * 2).exp().sum()
+for step in range(4):
+    loss(torch.full((2, 4), 1000.0 if step == STEP else 1.0))
+"""
+
+
+@pytest.mark.parametrize("step", [2, None])
+def test_overflow_without_a_file_or_a_folder(step: int | None, run_warm: Python, tmp_path: Path) -> None:
+    done = finished(run_warm, tmp_path, "--overflow", script=OVERFLOW.replace("STEP", str(step)))
+    said = [line for line in done.err.splitlines() if line.startswith("graphprobe: overflow: ")]
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", layout.ROOT}
+    if step is None:
+        assert said == [] and "no op overflowed in 4 calls of graphs" in done.err and " ls " in done.err
+        return
+    assert re.search(
+        r"first: exp \(.*script.py:5\) overflows in step 2, forward: output.0 has \+inf in 8 of 8", said[0]
+    )
+    assert "uncompiled, the same call on the same inputs makes it, too: exp (" in said[1] and len(said) == 2
+    assert re.search(r"next: .* report .*graph_dump$", done.err.strip())
 
 
 def test_a_conflict_with_the_file_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

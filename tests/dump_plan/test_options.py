@@ -133,8 +133,8 @@ def test_unknown_options() -> None:
     with pytest.raises(SettingError, match="'dump_steps' is no option") as caught:
         plan_from(options={"dump_steps": "1"})
     assert caught.value.hint == "did you mean 'dump_step'?"
-    with pytest.raises(SettingError, match="context 'dump_debug' is no option"):
-        plan_from(context={"dump_debug": "on"})
+    with pytest.raises(SettingError, match="context 'dump_scene' is no option"):
+        plan_from(context={"dump_scene": "watcher"})
 
 
 @pytest.mark.parametrize("giver", ["options", "environ"])

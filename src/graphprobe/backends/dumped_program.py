@@ -11,6 +11,7 @@ from typing import Any
 from graphprobe.backends.wrap import Wrapped, dumping_backend
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.dynamo.compile_calls import Backend, CompileSettings, Settings, default_backend
+from graphprobe.probe.dump.overflow import OverflowObserver
 from graphprobe.probe.dump.running import DumpSession
 from graphprobe.probe.dump.sessions import begin_single_ops, session_for
 
@@ -50,6 +51,12 @@ class DumpedProgram:
     def lost(self) -> list[str]:
         """Why there is nothing, of dumps that have no folder."""
         return [text for session in self._sessions for text in session.lost]
+
+    @property
+    def overflow(self) -> list[str]:
+        """Which op made the first infinity or NaN, and whether the uncompiled program does; nothing without one."""
+        observers = [observer for session in self._sessions for observer in session.observers]
+        return [text for one in observers if isinstance(one, OverflowObserver) for text in one.first()]
 
     def _begin(self) -> None:
         begin_single_ops(self._session())

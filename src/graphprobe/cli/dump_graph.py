@@ -28,7 +28,7 @@ SPELLED = {row.name: row.spelled for row in ROWS if row.spelled} | {"enable_dump
 PREFIX = "dump_"
 """Of the keywords that the options come as."""
 
-_ENABLING = ("dump_data", "dump_config_path")
+_ENABLING = ("dump_data", "dump_config_path", "dump_debug")
 
 
 def share(values: dict[str, Any], environ: Mapping[str, str]) -> None:
@@ -71,7 +71,7 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
     if options:
         raise UsageError(
             f"{', '.join(SPELLED[name] for name in options)}: nothing is dumped, so this has no effect",
-            hint="add --dump-graph stats, --dump-graph tensor or --dump-config FILE",
+            hint="add --dump-graph stats, --dump-graph tensor, --overflow or --dump-config FILE",
         )
     for text in plan.warnings:
         echo(f"graphprobe: {text}", err=True)
@@ -119,9 +119,12 @@ def begin(plan: DumpPlan, run: Path | None) -> DumpedProgram | None:
     return program
 
 
-def summarise(program: DumpedProgram, base: Path) -> None:
-    """What was dumped and where, on stderr."""
+def summarise(program: DumpedProgram, base: Path) -> str | None:
+    """What was dumped and where, on stderr; the dump, from `base`, where it has an overflow."""
+    from graphprobe.report.document import counted
     from graphprobe.store.dump_reader import open_dump
+
+    shown = None
 
     for text in program.lost:
         echo(f"graphprobe: dump: missing: {text}", err=True)
@@ -132,9 +135,12 @@ def summarise(program: DumpedProgram, base: Path) -> None:
             (found,) = open_dump(folder).folders
             manifest = found.manifest
             ops = len(list(found.ops()))
-            shown = folder.parents[1] if folder.parents[1].name == GRAPHS else folder
-            echo(f"graphprobe: dump: {ops} ops in {os.path.relpath(shown, base)}", err=True)
+            shown = os.path.relpath(folder.parents[1] if folder.parents[1].name == GRAPHS else folder, base)
+            echo(f"graphprobe: dump: {counted(ops, 'op')} in {shown}", err=True)
             for text in () if manifest is None else manifest.missing:
                 echo(f"graphprobe: dump: missing: {text}", err=True)
         except Exception as error:  # the program has ended; its exit code must not change now
             echo(f"graphprobe: dump: {folder} cannot be read: {error}", err=True)
+    for text in program.overflow:
+        echo(f"graphprobe: overflow: {text}", err=True)
+    return shown if program.overflow else None

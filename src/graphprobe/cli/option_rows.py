@@ -58,8 +58,8 @@ def spelled(rows: Iterable[Option], given: Mapping[str, Any]) -> list[str]:
 
 
 def _form(row: Option, choices: bool) -> dict[str, Any]:
-    if row.type == "flag":
-        return {"is_flag": True, "flag_value": not row.default}
+    if row.type == "flag" or row.allowed == ("on", "off"):
+        return {"is_flag": True, "flag_value": "on" if row.allowed else not row.default}
     if row.type == "choice" and choices:
         return {"type": click.Choice(row.allowed)}
     return {"metavar": "|".join(row.allowed) or row.metavar, "multiple": row.repeated}

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.dump_plan.options import OPTIONS, file_fault, path_hint
+from graphprobe.dump_plan.options import OPTIONS, SWITCH, file_fault, path_hint
 from graphprobe.dump_plan.plan import DATA, MODES, POSITION, STATS
 from graphprobe.dump_plan.shapes import (
     Choice,
@@ -158,7 +158,6 @@ SCHEMA_RULES: tuple[dict[str, Any], ...] = tuple(
 
 MAX_FILE_BYTES = 16 * 1024**2
 SCENES = ("watcher", "exception")
-SWITCH = ("on", "off")
 _COMMENT = re.compile(r"\s*(//|/\*|#)")
 _Trail = tuple[Any, str | int] | None
 _TRAILING_COMMA = re.compile(r",\s*[\]}]")

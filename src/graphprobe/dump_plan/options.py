@@ -67,6 +67,8 @@ def _reason(error: OSError | ValueError) -> str:
     return "it is no path" if isinstance(error, UnicodeError) else str(error)
 
 
+SWITCH = ("on", "off")
+
 OPTIONS: tuple[Option, ...] = (
     Option("enable_dump", "flag", False, "GRAPHPROBE_ENABLE_DUMP", in_file=False),
     Option(
@@ -94,6 +96,11 @@ OPTIONS: tuple[Option, ...] = (
         "dump what the ops of compiled graphs read and write: the values, or their statistics", allowed=DATA
     ),
     Option(
+        "dump_debug", "choice", "off", "GRAPHPROBE_DUMP_DEBUG", "--overflow",
+        "find the compiled op that makes the first infinity or NaN, and say whether the uncompiled program does, too",
+        allowed=SWITCH
+    ),
+    Option(
         "dump_config_path", "file", None, "GRAPHPROBE_DUMP_CONFIG_PATH", "--dump-config",
         "JSON file that describes a dump", metavar="FILE", in_file=False
     ),
@@ -110,7 +117,7 @@ OPTIONS: tuple[Option, ...] = (
         "each op is on disk before the program goes on; for one that crashes or is killed", in_file=False
     ),
 )  # fmt: skip
-"""`enable_dump` is not on the command line: `--dump-graph` and `--dump-config` stand for it."""
+"""`enable_dump` is not on the command line: `--dump-graph`, `--dump-config` and `--overflow` stand for it."""
 
 BY_NAME: dict[str, Option] = {row.name: row for row in OPTIONS}
 

@@ -395,9 +395,12 @@ class ExceptionDocument(msgspec.Struct):
     callers: str = ""
 
 
-class _Overflows(msgspec.Struct):
+class Overflows(msgspec.Struct):
+    """`overflow.json`: the ops of a step that overflow and that pass it on, and what the uncompiled program does."""
+
     origins: list[Op] = []
     carriers: list[Op] = []
+    uncompiled: str = ""
 
 
 class Found(msgspec.Struct):
@@ -419,13 +422,13 @@ class Found(msgspec.Struct):
         found = self.line if self.line.kind != "overwritten" else self.line.culprit
         return found if found is not None and found.op else None
 
-    def carriers(self) -> list[Op]:
-        """Ops of the step that only pass on what is not finite, for the first finding of the step."""
+    def overflows(self) -> Overflows:
+        """What else is known of the step, for the first finding of the step."""
         inside = Path(self.line.file or self.line.repro or "").parent / OVERFLOW
-        document = self._read(str(inside), _Overflows)
+        document = self._read(str(inside), Overflows)
         if document is None or not document.origins or document.origins[0].op != self.line.op:
-            return []
-        return document.carriers
+            return Overflows()
+        return document
 
     def raised(self) -> ExceptionDocument | None:
         """What is known of the exception."""

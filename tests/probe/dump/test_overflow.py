@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 
 from graphprobe.probe.dump import sessions
 from graphprobe.probe.dump.overflow import OverflowObserver
@@ -220,6 +221,75 @@ def test_flags_that_are_read_back_later_find_the_same(
     np.testing.assert_array_equal(op.values()["input.0"].array(), np.full(3, 1e20, np.float32))
     (document,) = documents(dumping.path, "overflow.json")
     assert [carrier["op_type"] for carrier in document["carriers"]] == ["exp", "add"]
+
+
+def said_of_uncompiled(dumping: Dumping) -> str:
+    (document,) = documents(dumping.path, "overflow.json")
+    return str(document["uncompiled"])
+
+
+def _enlarge(graph: torch.fx.Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+        node.args = (node.args[0], 1e38)
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_what_only_the_compiler_makes(planted: bool, dumping: Dumping) -> None:
+    """A pass that makes a factor larger; the control compiles without it."""
+    backend = dumping.backend_of_file("inductor", engine="interpreter", dump_debug="on")
+    with inductor_config.patch(joint_custom_pre_pass=_enlarge if planted else None):
+        torch.compile(lambda x: x * 3.0, backend=backend)(torch.full((2, 4), 500.0))
+    dumping.end()
+    if not planted:
+        assert overflows(dumping) == [] and documents(dumping.path, "overflow.json") == []
+        return
+    assert [found["op_type"] for found in overflows(dumping)] == ["mul"]
+    assert said_of_uncompiled(dumping) == "uncompiled, the same call on the same inputs makes no infinity and no NaN"
+
+
+def test_what_the_uncompiled_program_makes_too(dumping: Dumping) -> None:
+    """The call writes over the input that it overflows of, and draws random numbers: neither is seen by the program."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.dropout((x * 2).exp(), 0.0)
+        x.zero_()
+        return y
+
+    compiled = overflowing(dumping, program)
+    compiled(torch.ones(3))
+    torch.manual_seed(0)
+    before, x = torch.get_rng_state(), torch.full((3,), 1000.0)
+    program(x.clone())
+    expected = torch.get_rng_state()
+    torch.set_rng_state(before)
+    compiled(x)
+    assert torch.equal(x, torch.zeros(3)) and torch.equal(torch.get_rng_state(), expected)
+    dumping.end()
+    assert said_of_uncompiled(dumping).startswith("uncompiled, the same call on the same inputs makes it, too: exp (")
+
+
+def test_an_overflow_in_the_backward_uncompiled(dumping: Dumping) -> None:
+    compiled = overflowing(dumping, lambda x, w: ((x - w).sqrt()).sum())
+    w = torch.ones(3, requires_grad=True)
+    for value in (3.0, 1.0):
+        x = torch.full((3,), value, requires_grad=True)
+        compiled(x, w).backward()
+        assert x.grad is not None and bool(x.grad.isfinite().all()) == (value != 1.0)
+    dumping.end()
+    assert [found["direction"] for found in overflows(dumping)] == ["backward"]
+    assert said_of_uncompiled(dumping) == (
+        "uncompiled, the gradients of the same call on the same inputs are not finite, either"
+    )
+
+
+def test_a_call_that_cannot_run_again_says_why(dumping: Dumping) -> None:
+    x, w = torch.ones(3, requires_grad=True), torch.full((3,), -1.0)
+    loss = overflowing(dumping, lambda x, w: (x + w).sqrt().sum())(x, w)
+    with torch.no_grad():
+        x.add_(1)
+    loss.backward()
+    dumping.end()
+    assert said_of_uncompiled(dumping).endswith("is not known: an input of the call has been overwritten")
 
 
 @pytest.mark.cuda

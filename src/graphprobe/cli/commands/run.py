@@ -55,6 +55,7 @@ def command(
       graphprobe run train.py --epochs 1
       graphprobe run --save-inputs --graph-dump py -m my_package.train
       graphprobe run --dump-graph stats --steps 0 train.py
+      graphprobe run --overflow train.py
       graphprobe run --dump stats --level mix --steps 0 train.py
       torchrun --nproc-per-node 2 -m graphprobe run train.py
 
@@ -152,27 +153,27 @@ def _finish(
     active.close("failed" if error is not None else "finished", error)
     # A forked child ends here too, with nothing of its own to say.
     if not quiet and not (session is not None and session.writer.forked):
-        if dumped is not None:
-            graph_dumps.summarise(dumped, base)
+        overflow = None if dumped is None else graph_dumps.summarise(dumped, base)
         folder_of_calls = None if calls is None else dump_api.summarise(calls, base)
         for text in lacking:
             echo(f"graphprobe: missing: {text}", err=True)
         if folder is not None:
-            _summarise(folder, base, None if session is None else session.writer.manifest, folder_of_calls)
+            _summarise(folder, base, None if session is None else session.writer.manifest, folder_of_calls, overflow)
 
 
-def _summarise(folder: Path, base: Path, manifest: Manifest | None, calls: str | None) -> None:
+def _summarise(folder: Path, base: Path, manifest: Manifest | None, calls: str | None, overflow: str | None) -> None:
     """What was collected and where, on stderr, so that the program's own output stays as it is.
 
     `manifest` is what the file should hold; where that cannot be written any more, this is the only place to say it.
     `calls` is the dump of calls: what was collected, where the program compiles nothing.
+    `overflow` is the dump of an overflow.
     """
     from graphprobe.report.run_text import summary_lines
     from graphprobe.report.terminal import command_line
     from graphprobe.store.layout import MANIFEST
     from graphprobe.store.reader import Run
 
-    see = ["ls", os.path.relpath(folder, base)]
+    see = ["report", overflow] if overflow else ["ls", os.path.relpath(folder, base)]
     try:
         run = Run.open(folder)
         stale = manifest is not None and run.manifest.ended_ns is None

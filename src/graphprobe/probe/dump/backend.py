@@ -5,9 +5,12 @@ The engine that runs a graph node by node in the place of its compiled code, on 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.dump_plan import DumpPlan
@@ -20,9 +23,11 @@ from graphprobe.internals.operators.eager_ops import compiled_graph
 from graphprobe.internals.tensors.plain_tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import DATA_OPS, ops_of_graph
+from graphprobe.probe.dump.forwards import Forward
 from graphprobe.probe.dump.instrument import compile_instrumented
 from graphprobe.probe.dump.kernel import compile_watched
-from graphprobe.probe.dump.running import DumpModel, DumpSession, GraphCall, GraphOp, under_way
+from graphprobe.probe.dump.overflow import OverflowObserver, UncompiledOverflows
+from graphprobe.probe.dump.running import DumpGraph, DumpModel, DumpSession, GraphCall, GraphOp, under_way
 from graphprobe.probe.dump.sessions import begin_single_ops, session_for
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.records import Direction
@@ -109,6 +114,19 @@ class DumpBackend:
             session.note("CUDA graphs are off in what is dumped: no op is seen while one is replayed")
         if self.plan.quant_dumpable:
             _check_quantised(session, gm)
+        again = _Again(model, gm, differentiates=self.stage != "dynamo") if self.plan.overflow else None
+        with unseen:
+            compiled = self._compiled(model, gm, example_inputs, mode, options)
+        return compiled if again is None else again.behind(compiled)
+
+    def _compiled(
+        self,
+        model: DumpModel,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        mode: str | None,
+        options: dict[str, Any] | None,
+    ) -> Compiled:
         compile_graph = ENGINES[self.engine]
         with unseen:
             if self.stage == "dynamo":
@@ -282,6 +300,120 @@ class _TellingInterpreter(Interpreter):
     def _inputs(self, node: Node) -> list[tuple[str, Any]]:
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         return [(name, value) for name, _, value in slots_from_inputs(args, kwargs, is_tensor=is_tensor)]
+
+
+class _Again:
+    """Runs the first call of a model that overflows again, uncompiled: Dynamo's graph, on copies of its inputs.
+
+    What the call writes into is copied before it; in the first call of all, where nobody knows that yet, whatever needs
+    no gradient is.
+    """
+
+    def __init__(self, model: DumpModel, gm: GraphModule, *, differentiates: bool) -> None:
+        """`differentiates`: the backward is compiled, too, and looked at."""
+        observers = model.session.observers
+        self._model = model
+        self._observer = next(one for one in observers if isinstance(one, OverflowObserver))
+        self._graph = GraphModule(gm, copy.deepcopy(gm.graph))  # Inductor's passes edit the one that it is given
+        self._written: set[int] | None = None
+        self._answered = False
+        self._differentiates = differentiates
+
+    def behind(self, run: Compiled) -> Compiled:
+        """`run`, and whatever there is to do after a call of it."""
+
+        def call(*args: Any) -> Any:
+            if self._answered:
+                with unseen:
+                    return run(*args)
+            given = list(args[0] if len(args) == 1 and isinstance(args[0], list) else args)
+            copies: dict[int, Any] = {}
+            try:
+                for at, value in enumerate(given):
+                    if is_tensor(value) and (not value.requires_grad if self._written is None else at in self._written):
+                        copies[at] = value.detach().clone()
+                versions = list(map(_version, given))
+            except Exception as error:
+                self._failed(error)
+            with unseen:
+                result = run(*args)
+            try:
+                if not self._answered:
+                    self._after(given, copies, versions, result)
+            except Exception as error:
+                self._failed(error)
+            return result
+
+        call.__dict__.update(getattr(run, "__dict__", {}))
+        return call
+
+    def _failed(self, error: Exception) -> None:
+        self._answered = True
+        self._model.session.failed("running a call again, uncompiled", error)
+
+    def _after(self, given: list[Any], copies: dict[int, Any], versions: list[int], result: Any) -> None:
+        written = {at for at, value in enumerate(given) if _version(value) != versions[at]}
+        self._written = written | (self._written or set())
+        casts = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+
+        def look(gradients: Sequence[Any] | None) -> None:
+            if self._answered or not self._observer.unanswered(self._model):
+                return
+            self._answered = True
+            text = "whether the uncompiled program makes it, too, is not known: "
+            try:
+                if any(_version(value) != versions[at] and at not in copies for at, value in enumerate(given)):
+                    text += "an input of the call has been overwritten"
+                else:
+                    with (
+                        torch.random.fork_rng({v.device for v in given if is_tensor(v) and v.is_cuda}),
+                        ExitStack() as on,
+                    ):
+                        for kind, dtype in casts:
+                            on.enter_context(torch.autocast(kind, dtype))
+                        inputs = [_copied(copies.get(at, value), value) for at, value in enumerate(given)]
+                        text = self._forward(inputs) if gradients is None else self._backward(inputs, gradients)
+            except Exception as error:
+                text += f"{type(error).__name__}: {error}"
+            self._observer.answer(self._model, text)
+
+        look(None)
+        outputs = [value if is_tensor(value) else None for value in result] if self._differentiates else []
+        for node in {value.grad_fn for value in outputs if value is not None and value.grad_fn is not None}:
+            slots = [value.output_nr if value is not None and value.grad_fn is node else None for value in outputs]
+            node.register_hook(lambda _, got, slots=slots: look([None if at is None else got[at] for at in slots]))
+
+    def _forward(self, inputs: list[Any]) -> str:
+        session, model = self._model.session, self._model
+        ops = ops_of_graph(self._graph.graph, "pre_grad", engine="interpreter", perturbs=False)
+        observer = UncompiledOverflows(session.plan, session.writer)
+        graph = DumpGraph(model, "pre_grad", list(ops.values()), engine="interpreter", perturbs=False)
+        call = GraphCall(session, graph, Forward(0), 0, [(observer, observer.wants(graph))])
+        with under_way(call):
+            _TellingInterpreter(self._graph, call, ops).run(*inputs, enable_io_processing=False)
+        if observer.origins:
+            return f"uncompiled, the same call on the same inputs makes it, too: {observer.origins[0]}"
+        return "uncompiled, the same call on the same inputs makes no infinity and no NaN"
+
+    def _backward(self, inputs: list[Any], gradients: Sequence[Any]) -> str:
+        with torch.enable_grad():
+            outputs = self._graph(*inputs)
+        pairs = [(out, gradient) for out, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
+        wanted = [value for value in inputs if is_tensor(value) and value.requires_grad]
+        found = torch.autograd.grad(
+            [out for out, _ in pairs], wanted, [gradient for _, gradient in pairs], allow_unused=True
+        )
+        if all(bool(gradient.isfinite().all()) for gradient in filter(is_tensor, found)):
+            return "uncompiled, the gradients of the same call on the same inputs are finite"
+        return "uncompiled, the gradients of the same call on the same inputs are not finite, either"
+
+
+def _copied(value: Any, like: Any) -> Any:
+    return value.detach().clone().requires_grad_(like.requires_grad) if is_tensor(value) else value
+
+
+def _version(value: Any) -> int:
+    return value._version if is_tensor(value) and not value.is_inference() else 0
 
 
 def _outputs(result: Any) -> Sequence[tuple[str, Any]]:

@@ -206,7 +206,7 @@ def _facts(
         perturbs=False,
         target=op_of(origins[-1]) if len(origins) == 1 else io.name if io.kind != "kernel" else "",
         source=source_text(last.sources) if last else "",
-        module=next((f.modules[0] for f in reversed(facts) if f.modules), ""),
+        module=next((f.modules[0] if f.modules else "" for f in reversed(facts) if f.modules or f.sources), ""),
         fx_nodes=tuple(origin.name for origin in origins),
         direction=direction,
     )

@@ -31,8 +31,8 @@ from graphprobe.probe.dump.overflow_rules import (
     summary_from_row,
     summary_of,
 )
-from graphprobe.probe.dump.running import GraphCall, GraphOp, OpExecution, Values
-from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
+from graphprobe.probe.dump.running import DumpModel, GraphCall, GraphOp, OpExecution, Values
+from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op, logger
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.store.dump_format import RECORD_KEY
 from graphprobe.store.dump_reader import OVERFLOW
@@ -74,6 +74,7 @@ class _ModelStep:
     origins: list[dict[str, Any]] = field(default_factory=list)
     carriers: list[dict[str, Any]] = field(default_factory=list)
     carriers_left_out: int = 0
+    uncompiled: str = ""
     written: bool = True
 
 
@@ -91,6 +92,8 @@ class OverflowObserver(FindingObserver):
         self._deferred = deferred
         self._calls: dict[GraphCall, _OverflowCall] = {}
         self._steps: OrderedDict[tuple[int, int], _ModelStep] = OrderedDict()
+        self._firsts: dict[int, tuple[GraphCall, _ModelStep, str]] = {}
+        """By model, its first origin in words, with the call and the step."""
         self._lock = threading.Lock()
 
     def before(self, execution: OpExecution) -> None:
@@ -143,6 +146,24 @@ class OverflowObserver(FindingObserver):
         step = self._step(call)
         if step.origins and not step.written:
             self._write(call, step)
+
+    def unanswered(self, model: DumpModel) -> bool:
+        """Whether an op of the model has overflowed, and nobody knows yet whether the uncompiled program does."""
+        first = self._firsts.get(model.number)
+        return first is not None and not first[1].uncompiled
+
+    def answer(self, model: DumpModel, text: str) -> None:
+        """What the uncompiled program does, in words."""
+        call, step, _ = self._firsts[model.number]
+        step.uncompiled = text
+        logger.warning("dump: %s", text)
+        self._write(call, step)
+
+    def first(self) -> list[str]:
+        """The first origin, and what is known of the uncompiled program, in words."""
+        for _, step, text in self._firsts.values():
+            return [f"first: {text}", step.uncompiled or "whether the uncompiled program makes it, too, is not known"]
+        return []
 
     # -- on a device --------------------------------------------------------------------------------------------------
 
@@ -231,6 +252,7 @@ class OverflowObserver(FindingObserver):
                     repro = self.document(place, f"repro_{name}.py", script.encode())
             origin = {"role": "origin", **facts_of_op(op), "problems": problems, "file": file, "repro": repro}
             step.origins.append(origin)
+            self._firsts.setdefault(call.graph.model.number, (call, step, text))
             same = (call.graph, op.index)
             self.finding(text, same=same, model=call.graph.model.name, step=call.step, **origin)
             self._write(call, step)
@@ -242,9 +264,24 @@ class OverflowObserver(FindingObserver):
             "origins": step.origins,
             "carriers": step.carriers,
             "carriers_left_out": step.carriers_left_out,
+            "uncompiled": step.uncompiled,
         }
         self.document(self.place(call), OVERFLOW, document)
         step.written = True
+
+
+class UncompiledOverflows(OverflowObserver):
+    """Judges the ops of a graph that runs uncompiled, and writes nothing; `origins` are in words."""
+
+    def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
+        super().__init__(plan, writer)
+        self.origins: list[str] = []
+
+    def _tell(
+        self, call: GraphCall, op: GraphOp, verdict: OverflowVerdict, inputs: Values, outputs: Values, time_ns: int
+    ) -> None:
+        if verdict.role == "origin":
+            self.origins.append(described(op))
 
 
 _TEMPLATE = '''"""Runs {name} again on the inputs in {file}: {why}. Exit code 1 when it happens again."""

@@ -70,7 +70,7 @@ class FindingObserver(OpObserver):
             return [f"no {self.kind} was looked for: {why_no_call(self._plan, self._models)}"]
         if self._count:
             return [f"{self.kind}s found: {self._count}, see findings.jsonl"]
-        return [f"nothing was dumped: no op {self.happened} in {self._seen} calls of graphs"]
+        return [f"nothing was dumped: no op {self.happened} in {self._seen} call{'s' * (self._seen != 1)} of graphs"]
 
     def place(self, call: GraphCall) -> Place:
         """The folder of a call."""
@@ -136,6 +136,8 @@ def described(op: GraphOp) -> str:
         parts.append(f"module {info.module}")
     if info.source:
         parts.append(f"at {info.source}")
+    if op.facts.modules and not info.module:
+        parts.append(f"reads {', '.join(op.facts.modules[:3])}")
     return f"{info.op_name} ({'; '.join(parts)})"
 
 

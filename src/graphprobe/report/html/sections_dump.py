@@ -78,7 +78,8 @@ def sentence_of(found: Found) -> str:
     """The finding in one short sentence."""
     line, culprit = found.line, found.culprit
     name = culprit.op if culprit is not None else "something outside of any op"
-    where = f" in {culprit.module}" if culprit is not None and culprit.module else ""
+    place = culprit and (culprit.module or Path(culprit.source).name)
+    where = f" {'in' if culprit and culprit.module else 'at'} {place}" if place else ""
     if line.kind == "overflow":
         what = " and ".join(dict.fromkeys(map(_what, line.problems))) or "what is not finite"
         return f"{name}{where} makes {what} of what was finite."
@@ -148,7 +149,10 @@ def _overflow_rows(found: Found, sources: Sources) -> list[tuple[str, Content]]:
     rows: list[tuple[str, Content]] = []
     if problems:
         rows.append(("wrote", Grid(("output", "holds", "elements", "dtype, shape", "first at"), problems)))
-    if carriers := found.carriers():
+    step = found.overflows()
+    if step.uncompiled:
+        rows.append(("uncompiled", step.uncompiled.removeprefix("uncompiled, ")))
+    if carriers := step.carriers:
         lines: list[Content] = [
             (Code(one.op or ""), " ", sources.place(one.source)) for one in carriers[:MOST_CARRIERS]
         ]
