@@ -66,6 +66,10 @@ def lacks_room(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal asks the command to end, which says first what is known. Its text is the name of the signal."""
+
+
 class UsageError(GraphprobeError):
     """A wrong argument, option, file name or combination: the caller can mend it."""
 

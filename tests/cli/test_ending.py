@@ -25,7 +25,7 @@ from conftest import ROOT
 from graphprobe.analysis.timing_records import write_profile
 from graphprobe.cli import main as main_module
 from graphprobe.cli.commands import demo
-from graphprobe.cli.ending import Terminated
+from graphprobe.errors import Interrupted
 from report import samples
 from warm.pool import Warm
 
@@ -46,7 +46,7 @@ PLANTED = [
     (MemoryError(), 125, "please report it with"),
     (OSError(28, "No space left on device", "some/file"), 125, "error[no-output]: some/file: No space left on device"),
     (KeyboardInterrupt(), 130, "interrupted"),
-    (Terminated(), 143, "interrupted"),
+    (Interrupted("SIGTERM"), 143, "interrupted"),
     (BrokenPipeError(32, "Broken pipe"), 141, ""),
 ]
 

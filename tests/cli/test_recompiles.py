@@ -71,6 +71,21 @@ def test_a_script(run_warm: Python, tmp_path: Path) -> None:
     assert (group["kind"], group["where"]["line"], group["count"]) == ("int-changed", 6, 2)
 
 
+GONE = """
+import os, shutil, torch
+f = torch.compile(lambda x: x + 1, backend="eager")
+f(torch.ones(2)), shutil.rmtree(os.getcwd()), f(torch.ones(3))
+"""
+
+
+def test_a_program_that_removes_its_folder(run_warm: Python, tmp_path: Path) -> None:
+    (tmp_path / "gone.py").write_text(GONE)
+    (tmp_path / "there").mkdir()
+    done = run_warm("-m", "graphprobe", "recompiles", "../gone.py", cwd=tmp_path / "there")
+    assert done.code == 1 and "RECOMPILES: 1 recompilation" in done.out, done.err
+    assert not (tmp_path / "there").exists() and "error[" not in done.err
+
+
 def test_a_silent_script(run_warm: Python, tmp_path: Path) -> None:
     done = run_warm("-m", "graphprobe", "recompiles", "-c", SILENT, cwd=tmp_path)
     story, _, follow = done.out.partition("  next: graphprobe profile -c ")
@@ -83,9 +98,9 @@ def test_a_silent_script(run_warm: Python, tmp_path: Path) -> None:
 def test_a_program_that_fails_is_undecided_unless_something_was_found() -> None:
     nothing, found = RecompileReport(), RecompileReport(functions=[Function(function="f", file="x.py", line=1)])
     found.functions[0].recompilations = 1
-    problem = command._problem(Ended(1, "ValueError: no"))
-    assert problem == "the program raised ValueError: no"
-    assert command._problem(Ended(3)) == "the program ended with exit code 3" and command._problem(Ended(0)) is None
+    problem = Ended(1, "ValueError: no").problem
+    assert problem == "the script was ended by ValueError: no"
+    assert Ended(3).problem == "the script ended with exit code 3" and Ended(0).problem is None
     assert [command._exit_code(report, problem) for report in (nothing, found)] == [125, 1]
     assert [command._exit_code(report, None) for report in (nothing, found)] == [0, 1]
     assert command._exit_code(RecompileReport(complete=False), None) == 125

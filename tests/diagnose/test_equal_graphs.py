@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphprobe.diagnose.searches.equal_graphs import EQUAL, EqualGraphs, fingerprint
 from graphprobe.findings import Diagnosis
 from graphprobe.internals.dynamo.compile_calls import Compiled
+from graphprobe.settings.limits import TimeBudget
 
 ONES = torch.ones(3)
 
@@ -54,16 +55,16 @@ def test_functions_are_counted_with_the_first_that_has_their_graphs() -> None:
     first.uncompiled = True
     calls, known = [((torch.randn(3),), {})], EqualGraphs()
     diagnosis = Diagnosis(verdict="fault", notes=["another"])
-    assert not known.has(first, ["seen"], calls, 600)
+    assert not known.has(first, ["seen"], calls, TimeBudget(600))
     known.add(first, ["seen"], calls, diagnosis)
-    assert known.has(second, ["seen"], calls, 600) and second.uncompiled, "it runs as the first does"
-    assert not known.has(other, ["seen"], calls, 600) and not other.uncompiled
-    assert not known.has(second, ["seen", "and more"], calls, 600)
+    assert known.has(second, ["seen"], calls, TimeBudget(600)) and second.uncompiled, "it runs as the first does"
+    assert not known.has(other, ["seen"], calls, TimeBudget(600)) and not other.uncompiled
+    assert not known.has(second, ["seen", "and more"], calls, TimeBudget(600))
     known.add(other, ["seen"], calls, Diagnosis(verdict="healthy"))
-    assert known.has(Compiled(Block(3, scale=2), "eager"), ["seen"], calls, 600), "each kind has its own"
+    assert known.has(Compiled(Block(3, scale=2), "eager"), ["seen"], calls, TimeBudget(600)), "each kind has its own"
     assert diagnosis.notes == ["another", EQUAL.format(count=2)]
     note = "2 equal graphs, looked into once, with the values of the first"
     assert known.told([("Block", diagnosis)]) == [("Block", note)]
     unfinished = EqualGraphs()
     unfinished.add(first, [], calls, Diagnosis(verdict="undecided", unfinished=True))
-    assert not unfinished.has(first, [], calls, 600), "that stands for nothing"
+    assert not unfinished.has(first, [], calls, TimeBudget(600)), "that stands for nothing"

@@ -15,6 +15,7 @@ import torch
 
 from conftest import Finished
 from graphprobe.diagnose.searches.in_place import FIRST, CallsSoFar, differences_in_place, is_compiled, is_looked_at
+from graphprobe.settings.limits import TimeBudget
 
 X = torch.linspace(0.5, 1, 4)
 SCALE = 2.0
@@ -34,7 +35,7 @@ def test_code_of_another_call_is_seen_and_nothing_is_changed(guards: bool, monke
     assert is_compiled(scaled)
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     before, value = torch.get_rng_state(), counter.value
-    found = differences_in_place(scaled, called, ((X, counter), {}), 60)
+    found = differences_in_place(scaled, called, ((X, counter), {}), TimeBudget(60))
     assert found is not None
     outputs = [(d.kind, d.where) for d in found if d.where.startswith("outputs")]
     assert outputs == ([] if guards else [("wrong_value", "outputs[0]")]) and bool(found) is not guards
@@ -51,7 +52,7 @@ def test_code_of_another_call_is_seen_and_nothing_is_changed(guards: bool, monke
     ],
 )
 def test_what_cannot_be_told_is_not_told(fn: Callable[..., Any], called: Callable[..., Any], found: Any) -> None:
-    assert differences_in_place(fn, called, ((X,), {}), 60) == found
+    assert differences_in_place(fn, called, ((X,), {}), TimeBudget(60)) == found
 
 
 def test_the_first_calls_are_looked_at_and_then_ever_fewer() -> None:

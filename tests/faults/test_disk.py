@@ -216,3 +216,17 @@ def test_saved_inputs_larger_than_the_budget(step: Step, tmp_path: Path) -> None
     assert shown is not None, done.err
     assert float(shown[2]) * 1024 == pytest.approx(run.manifest.collected_bytes, abs=52)
     assert float(shown[3]) * 1024**2 == pytest.approx(run.manifest.predicted_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_diagnosis_says_what_it_knows_where_its_file_has_no_room(
+    full: bool, disk: Path, run_warm: Callable[..., Finished], tmp_path: Path
+) -> None:
+    mount(disk, "size=1m")
+    program = 'import torch\ntorch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))\n'
+    (tmp_path / "right.py").write_text((filled(disk) if full else "") + program)
+    done = run_warm("-m", "graphprobe", "diagnose", "--json", str(disk / "result.json"), "right.py", cwd=tmp_path)
+    assert (disk / "result.json").is_file() is not full
+    assert "HEALTHY: right.py: 1 healthy" in done.out and "Traceback" not in done.err
+    assert done.code == (125 if full else 0)
+    assert ("error[no-output]" in done.err and NO_SPACE in done.err) is full

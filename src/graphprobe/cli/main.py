@@ -112,7 +112,7 @@ class LazyGroup(click.Group):
         if options.get("standalone_mode") is False:
             return super().main(args, *rest, **options)
         options["standalone_mode"] = False
-        return run_command(name, lambda: self._leave(name, args, *rest, **options))
+        return run_command(name, lambda: self._leave(name, args, *rest, **options), alone=args is None)
 
     def _leave(self, name: str | None, *args: Any, **options: Any) -> NoReturn:
         """Run it, and leave by SystemExit; what click finds wrong is told as what is found by us."""

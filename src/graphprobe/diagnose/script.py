@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from graphprobe.errors import UsageError, raised_from
 from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
 from graphprobe.probe import environment, script
-from graphprobe.settings.limits import STEP_LIMIT_S, Alarm, TimeBudget
+from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.api import CompileOverrides
@@ -32,6 +33,9 @@ MOST = 3
 
 MOST_LOOKS = 40
 """Calls of a script that are looked at as the script makes them."""
+
+LAST_S = 2.0
+"""What a diagnosis gets to say what it knows, once its time is over."""
 
 CRASHES = ("segfault", "hang", "crash_compile", "crash_runtime")
 """Kinds of faults after which the script goes on with the uncompiled function."""
@@ -148,26 +152,20 @@ def run_diagnosed(
     calls = CompileCalls(watcher.before, watcher.after, watcher.failed, overrides=options.overrides())
     calls.install()
     try:
-        with Alarm(options.budget.left_s, watcher.ring):
+        with options.budget.alarm(watcher.ring):
             ended = script.run(program)
     except ScriptStopped:  # just behind its end
         ended = script.Ended(0)
     finally:
         calls.remove()
-    if watcher.stopped is not None and not watcher.diagnoses:
-        late = f"{watcher.stopped}: no compiled function was called until then"
-        watcher.tell(program.name, Diagnosis(verdict="undecided", notes=[late], unfinished=True))
-    problem = watcher.stopped
-    if problem is not None:
-        problem = f"the script was ended: {problem}"
-    elif ended.error is not None:
-        problem = f"the script was ended by {ended.error.splitlines()[0]}"
-    elif ended.code != 0:
-        problem = f"the script ended with exit code {ended.code}"
-    interrupted = ended.error is not None and ended.code > script.INTERRUPTED
-    unfinished = interrupted or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
-    if not watcher.diagnoses and interrupted:
-        raise KeyboardInterrupt
+    watcher.wait()
+    if watcher.stopped is not None and (watcher.under_way or not watcher.diagnoses):
+        late = "its diagnosis had only begun" if watcher.under_way else "no compiled function was called until then"
+        late = f"{watcher.stopped}: {late}"
+        name = watcher.under_way or program.name
+        watcher.tell(name, Diagnosis(verdict="undecided", notes=[late], unfinished=True))
+    problem = f"the script was ended: {watcher.stopped}" if watcher.stopped is not None else ended.problem
+    unfinished = bool(options.budget.ended) or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
     if calls.unseen or (ended.compiling and not watcher.diagnoses):
         watcher.tell(program.name, _undiagnosed(calls.unseen, ended))
     if not watcher.diagnoses:
@@ -243,6 +241,7 @@ class _Watcher:
 
     Attributes:
         stopped: why the script goes on no further; None while it does.
+        under_way: name of the function that is just being diagnosed; empty while none is.
     """
 
     def __init__(
@@ -257,10 +256,11 @@ class _Watcher:
         self.options, self.on_start, self.on_step, self.on_diagnosis = options, on_start, on_step, on_diagnosis
         self.diagnoses: list[tuple[str, Diagnosis]] = []
         self.stopped: str | None = None
+        self.under_way = ""
         self._known: EqualGraphs | None = None
         self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], _Past]]]()
         self._all: list[_Past] = []
-        self._program, self._diagnosing, self._calls, self._looks = program, False, 0, 0
+        self._program, self._diagnosing, self._calls, self._looks = program, 0, 0, 0  # diagnosing: which thread
         self._proofs: Path | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -338,17 +338,27 @@ class _Watcher:
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:
-        self._diagnosing = True
+        self._diagnosing = threading.get_ident()
         try:
             yield
         finally:
-            self._diagnosing = False
+            self._diagnosing, self.under_way = 0, ""
 
     def ring(self) -> None:
         """No time is left: the script ends here, unless a function is just being diagnosed, which ends by itself."""
-        if not self._diagnosing:
+        if self._diagnosing != threading.get_ident():
             self.stopped = self.stopped or self.options.budget.told
             raise ScriptStopped(0)
+
+    def wait(self) -> None:
+        """Wait a little for a diagnosis on another thread, for which no time is left either."""
+        until = time.monotonic() + LAST_S
+        while self.stopped is not None and self._diagnosing and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def _begin(self, name: str) -> None:
+        self.under_way = name
+        self.on_start(name)
 
     def tell(self, name: str, diagnosis: Diagnosis) -> None:
         """Take in one more diagnosis."""
@@ -371,16 +381,19 @@ class _Watcher:
                 from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
 
                 self._known = EqualGraphs()
-            if not alone and self._known.has(compiled, past.seen, calls, self.options.budget.left_s):
+            if not alone and self._known.has(compiled, past.seen, calls, self.options.budget):
                 past.looked_at.add(past.calls)
                 return
-            self.on_start(name)
+            self._begin(name)
             diagnosis = self._diagnose(compiled, name, calls)
             past.last, past.raises = past.calls, diagnosis.raises
             if not alone:
                 self._known.add(compiled, past.seen, calls, diagnosis)
             if diagnosis.verdict != "undecided":
                 past.looked_at.add(past.calls)
+        except NoTimeLeft as spent:
+            late = f"{spent}: whether the compiled program is right was not found out"
+            diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)
         except Exception as error:  # the program must go on as it would without being watched
             why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
             diagnosis = Diagnosis(verdict="undecided", notes=[why])
@@ -424,20 +437,22 @@ class _Watcher:
             if compiled.called is None or not wanted or self._looks >= MOST_LOOKS or environment.world_size() > 1:
                 return
             self._looks += 1
-            left_s = min(STEP_LIMIT_S, self.options.budget.left_s)
-            wrong = in_place.differences_in_place(compiled.fn, compiled.called, call, left_s)
+            wrong = in_place.differences_in_place(compiled.fn, compiled.called, call, self.options.budget)
             if wrong is not None:
                 past.looked_at.add(number)
             if not wrong:
                 return
             name = f"{past.name}, call {number}"
-            self.on_start(name)
+            self._begin(name)
             calls = past.so_far.calls if past.so_far is not None else None
             diagnosis = self._diagnose(compiled, name, calls) if calls and number > 1 else None
             if diagnosis is None or diagnosis.verdict != "fault":
                 diagnosis = self._in_the_script(compiled, call, name)
             if diagnosis is None:
                 return
+        except NoTimeLeft as spent:
+            self.stopped = str(spent) if self._program is not None else None
+            return
         except Exception as error:  # the program must go on as it would without being watched
             why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
             diagnosis, name = Diagnosis(verdict="undecided", notes=[why]), past.name

@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import linecache
 import os
+import signal
 import sys
 import threading
 import types
@@ -15,7 +16,7 @@ from types import CodeType, ModuleType, TracebackType
 
 import msgspec
 
-from graphprobe.errors import UsageError, raised_from
+from graphprobe.errors import Interrupted, UsageError, raised_from
 
 
 class ScriptTarget(msgspec.Struct, frozen=True):
@@ -32,19 +33,24 @@ class ScriptTarget(msgspec.Struct, frozen=True):
         return f"{options.get(self.kind, '')}{' '.join(self.target.split())[:80]}"
 
 
-INTERRUPTED = 128
-"""Exit codes above this one are those of signals."""
-
-
 class Ended(msgspec.Struct, frozen=True):
     """How the program ended: the exit code, and `Type: message` of the exception that it did not catch.
 
     `compiling`: that came from torch's compiler.
+    `interrupted`: by a signal, whose name is the error.
     """
 
     code: int
     error: str | None = None
     compiling: bool = False
+    interrupted: bool = False
+
+    @property
+    def problem(self) -> str | None:
+        """What it failed with, in words; None where it ended well."""
+        if self.error is not None:
+            return f"the script was ended by {(self.error.splitlines() or [''])[0]}"
+        return None if self.code == 0 else f"the script ended with exit code {self.code}"
 
 
 def check(program: ScriptTarget) -> None:
@@ -85,8 +91,7 @@ def run(program: ScriptTarget) -> Ended:
     except UsageError:
         raise
     except BaseException as error:
-        _print(error)
-        return Ended(130 if isinstance(error, KeyboardInterrupt) else 1, _described(error))
+        return _ended_by(error)
     sys.argv = [_argv0(program, main), *program.arguments]
     sys.path[0] = path_entry
     sys.modules["__main__"] = main
@@ -95,22 +100,34 @@ def run(program: ScriptTarget) -> Ended:
     except SystemExit as leaving:
         return Ended(_exit_code(leaving))
     except BaseException as error:
-        compiling = raised_from(error).while_compiling
-        _print(error)
-        return Ended(130 if isinstance(error, KeyboardInterrupt) else 1, _described(error), compiling)
+        return _ended_by(error)
     return Ended(0)
 
 
-def wait_for_threads() -> None:
+def wait_for_threads(ended: Ended) -> Ended:
     """Wait for the program's threads as `python` does at its end: pools first learn that no more work comes.
 
-    The idle thread of a pool, Inductor's too, would otherwise never end.
+    The idle thread of a pool, Inductor's too, would otherwise never end. Nothing waits after a signal.
     """
-    for end_pools in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
-        end_pools()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    if ended.interrupted:
+        return ended
+    try:
+        for end_pools in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
+            end_pools()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+    except Interrupted as error:
+        return _ended_by(error)
+    return ended
+
+
+def _ended_by(error: BaseException) -> Ended:
+    if isinstance(error, Interrupted):  # no fault of the program's, and its stack is of no use to anybody
+        return Ended(128 + signal.Signals[str(error)], str(error), interrupted=True)
+    compiling = raised_from(error).while_compiling
+    _print(error)
+    return Ended(130 if isinstance(error, KeyboardInterrupt) else 1, _described(error), compiling)
 
 
 def _described(error: BaseException) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from graphprobe.errors import SettingError
@@ -74,29 +75,48 @@ class NoTimeLeft(BaseException):
 
 
 class TimeBudget:
-    """Seconds that are spent from the moment on at which it is made; None is no bound."""
+    """Seconds that are spent from the moment on at which it is made; None is no bound.
+
+    Attributes:
+        ended: what has ended it before its time, in words; empty while nothing has.
+    """
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock, self._began = seconds, clock, clock()
+        self.ended = ""
+        self._rings: list[Callable[[], None]] = []
 
     @property
     def left_s(self) -> float:
         """What is left, not below 0."""
-        return float("inf") if self.seconds is None else max(0.0, self.seconds - (self._clock() - self._began))
+        bound = 0.0 if self.ended else self.seconds
+        return float("inf") if bound is None else max(0.0, bound - (self._clock() - self._began))
 
     @property
     def told(self) -> str:
         """That it is spent, in words."""
-        return f"the budget of {self.seconds:g} s is spent"
+        return self.ended or f"the budget of {self.seconds:g} s is spent"
 
     def check(self) -> None:
         """Raise NoTimeLeft where nothing is left."""
         if not self.left_s:
             raise NoTimeLeft(self.told)
 
-    def alarm(self) -> Alarm:
-        """An alarm that raises NoTimeLeft."""
-        return Alarm(self.left_s, self.check)
+    def end(self, why: str) -> None:
+        """Take what is left away, as a signal does; the block of an alarm ends as it does when the time is over."""
+        self.ended = self.ended or why
+        if self._rings:
+            self._rings[-1]()
+
+    @contextlib.contextmanager
+    def alarm(self, ring: Callable[[], None] | None = None) -> Iterator[None]:
+        """A block that ends with the budget, by what `ring` raises: NoTimeLeft unless somebody says otherwise."""
+        self._rings.append(ring or self.check)
+        try:
+            with Alarm(self.left_s, self._rings[-1]):
+                yield
+        finally:
+            self._rings.pop()
 
 
 class Alarm:

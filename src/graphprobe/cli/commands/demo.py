@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from graphprobe.cli.ending import check_signals
 from graphprobe.cli.output import new_folder
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.report.progress import ProgressLine
@@ -97,6 +98,7 @@ def _graphprobe(*args: str) -> int:
     sys.stdout.flush()
     code = main.main(args=list(args), prog_name="graphprobe", standalone_mode=False)
     sys.stdout.flush()
+    check_signals()
     return int(code or 0)
 
 

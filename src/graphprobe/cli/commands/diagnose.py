@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
+from graphprobe.cli.ending import AtSignal, at_signal
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option, options_from, take
 from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, JsonTo, new_file, new_folder, write_json
 from graphprobe.cli.target import (
@@ -32,19 +34,20 @@ from graphprobe.store.diagnosis_file import dossiers_in, proof_of, read_diagnose
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.script import ScriptOptions
-    from graphprobe.findings import CallsLookedAt, Diagnosis, NamedStep
+    from graphprobe.findings import CallsLookedAt, Diagnosis, NamedStep, ScriptDocument
     from graphprobe.probe.script import ScriptTarget
     from graphprobe.select.step_ranges import StepSelection
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What was told, and what the last lines are to say of it."""
+    """What was told, what the last lines are to say of it, and the document of `--json`."""
 
     code: int
     name: str
     verdict: str
     diagnoses: list[Diagnosis]
+    document: Callable[[], Any]
     calls: Sequence[CallsLookedAt] = ()
 
 
@@ -128,12 +131,13 @@ def command(
     base = Path.cwd()  # a script may go elsewhere
     with filtered(only_function) as only:
         if name is None:
-            told = _program(program_of(module, code, words), options, result, base)
+            told = _program(program_of(module, code, words), words_of(module, code, words), options, result, base)
         else:
             told = _function(words[0], name, options, result, base)
     ended = exit_code(only, told.code)
     if not result.printed:
         _end(told, words_of(module, code, words), base, left_out=ended != told.code)
+    result.replaces_text(told.document)  # last, for a full disk ends it
     ctx.exit(ended)
 
 
@@ -222,7 +226,7 @@ def _of_rank(path: str) -> str:
     return str(named.with_name(f"{named.stem}-rank_{environment.rank()}{named.suffix}"))
 
 
-def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
+def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
     from graphprobe.diagnose.script import run_diagnosed
     from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 
@@ -251,9 +255,17 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
         progress.stop()
         _show(name, diagnosis, base, result)
         document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
-        write_json(result.file, document.to_json())
+        with contextlib.suppress(OSError):  # the disk is full, which is told at the end
+            write_json(result.file, document.to_json())
 
-    with progress:
+    def known() -> None:
+        problem = document.ended = f"the script was ended: {options.budget.ended}"
+        if not result.printed:
+            echo(f"{target}: {problem}")
+            _end(_told(document, problem), typed, base, left_out=False)
+        result.replaces_text(document.to_json)
+
+    with at_signal(AtSignal(options.budget.end, known)), progress:
         ended = run_diagnosed(
             program,
             options,
@@ -262,21 +274,25 @@ def _program(program: ScriptTarget, options: ScriptOptions, result: JsonTo, base
             on_diagnosis=made,
         )
     document.ended, document.calls, document.unfinished = ended.problem, ended.calls, ended.unfinished
-    result.replaces_text(document.to_json)
-    verdicts = [diagnosis.verdict for _, diagnosis in ended.diagnoses]
-    healthy = verdicts.count("healthy")
-    counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
     for name, note in ended.equal:
         echo(f"{name}: {note}", err=result.printed)
     if ended.problem is not None:
         echo(f"{target}: {ended.problem}", err=result.printed)
-    code = EXIT_OK if healthy == len(verdicts) and ended.problem is None else EXIT_UNDECIDED
-    nothing = not ended.graphs and all(diagnosis.compiled_nothing for _, diagnosis in ended.diagnoses)
-    if ended.problem is None and nothing:
+    return _told(document, ended.problem, graphs=ended.graphs)
+
+
+def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> _Told:
+    """`graphs`: how many Dynamo compiled, whoever asked for them."""
+    diagnoses: list[Diagnosis] = [*document.diagnoses]
+    verdicts = [diagnosis.verdict for diagnosis in diagnoses]
+    healthy = verdicts.count("healthy")
+    counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
+    code = EXIT_OK if healthy == len(verdicts) and problem is None else EXIT_UNDECIDED
+    if problem is None and not graphs and all(diagnosis.compiled_nothing for diagnosis in diagnoses):
         code = EXIT_USAGE
     code = EXIT_FOUND if "fault" in verdicts else code
-    diagnoses = [diagnosis for _, diagnosis in ended.diagnoses]
-    return _Told(code, f"{target}: {', '.join(counts)}", _WORDS[code], diagnoses, ended.calls)
+    name = f"{document.target}: {', '.join(counts) or 'nothing diagnosed'}"
+    return _Told(code, name, _WORDS[code], diagnoses, document.to_json, document.calls)
 
 
 _WORDS: dict[int, Literal["healthy", "fault", "undecided"]] = {
@@ -313,20 +329,20 @@ def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, ba
             write_json(result.file, Diagnosis(verdict="undecided", notes=facts, unfinished=True).to_json())
 
     try:
-        with options.budget.alarm():
-            fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
-            from graphprobe.diagnose.api import CompileOverrides
+        with at_signal(AtSignal(options.budget.end)):
+            with options.budget.alarm():
+                fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
+                from graphprobe.diagnose.api import CompileOverrides
 
-        _announce(target)
-        asked = CompileOverrides(options.backend, options.dynamic)
-        with ProgressLine() as progress:
-            diagnosis = options.diagnosis(fn, asked, [(args, kwargs)], out=options.out, on_step=on_step)
+            _announce(target)
+            asked = CompileOverrides(options.backend, options.dynamic)
+            with ProgressLine() as progress:
+                diagnosis = options.diagnosis(fn, asked, [(args, kwargs)], out=options.out, on_step=on_step)
     except NoTimeLeft as spent:
         late = f"{spent}: the program was not there until then"
         diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)
     _show(target, diagnosis, base, result)
-    result.replaces_text(diagnosis.to_json)
-    return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis])
+    return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis], diagnosis.to_json)
 
 
 def _announce(name: str) -> None:

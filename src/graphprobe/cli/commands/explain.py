@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphprobe.cli.ending import GOES_ON, AtSignal, at_signal
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, new_file
 from graphprobe.cli.target import (
@@ -148,17 +149,17 @@ def _program(
     base = Path.cwd()  # the script may go elsewhere
     target = program.name
     watch = ProgramWatch()
+
+    def known() -> None:
+        _show(target, *watch.report(), out, _again(typed), printed=printed, base=base, ended=GOES_ON)
+
     watch.start()
     try:
-        with compiled_with(backend, dynamic):
+        with at_signal(AtSignal(known=known)), compiled_with(backend, dynamic):
             ended = script.run(program)
     finally:
         watch.stop()
-    problem = None
-    if ended.error is not None:
-        problem = f"the script was ended by {ended.error.splitlines()[0]}"
-    elif ended.code != 0:
-        problem = f"the script ended with exit code {ended.code}"
+    problem = ended.problem
     report, notes = watch.report()
     if not (report.graphs or report.breaks or report.uncompiled) and problem is None:
         raise UsageError(

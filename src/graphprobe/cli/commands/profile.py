@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from graphprobe.cli.ending import AtSignal, at_signal, exit_as
 from graphprobe.cli.option_rows import filtered, only_function_option
 from graphprobe.cli.output import JsonTo, json_option, new_file
 from graphprobe.cli.target import TargetCommand, program_of, program_options
@@ -84,10 +86,10 @@ def command(
     running.start()
     ended: list[Ended] = []
     # Registered first, this comes last: what the program's threads compile until then is part of it.
-    atexit.register(_finish, running, ended, file, trace, top, quiet, Path.cwd())
-    with filtered(only_function):
+    finish = atexit.register(partial(_finish, running, ended, file, trace, top, quiet, Path.cwd()))
+    with filtered(only_function), at_signal(AtSignal(known=finish), stays=True):
         ended.append(script.run(target))
-    sys.exit(ended[0].code)
+    raise exit_as(ended[0])
 
 
 def _finish(

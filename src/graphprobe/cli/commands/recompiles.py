@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from graphprobe.cli.ending import GOES_ON, AtSignal, at_signal
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import JsonTo, json_option
 from graphprobe.cli.target import (
@@ -25,7 +29,7 @@ from graphprobe.store import layout
 
 if TYPE_CHECKING:
     from graphprobe.analysis.recompiles import RecompileReport
-    from graphprobe.probe.script import Ended, ScriptTarget
+    from graphprobe.probe.script import ScriptTarget
 
 
 @click.command(cls=TargetCommand, reads=is_run)
@@ -73,13 +77,15 @@ def command(
         if backend is not None or only_function:
             raise UsageError("--backend and --only-function: a run has been compiled already")
         report = _read(target[0] if target else layout.ROOT, allowed)
-        _show(report, None, json_to, list(target) or [layout.ROOT], run=True)
+        _show(report, None, json_to=json_to, target=list(target) or [layout.ROOT], run=True)
         ctx.exit(_exit_code(report, None))
     if backend is not None:
         check_backend(backend)
+    base = Path.cwd()  # the program may go elsewhere, or remove it
+    tell = partial(_show, json_to=json_to, target=words_of(module, code, target), run=False, base=base)
     with filtered(only_function) as only, compiled_with(backend):
-        report, problem = _watched(program_of(module, code, target), allowed)
-    _show(report, problem, json_to, words_of(module, code, target), run=False)
+        report, problem = _watched(program_of(module, code, target), allowed, tell)
+    tell(report, problem)
     ctx.exit(exit_code(only, _exit_code(report, problem)))
 
 
@@ -90,8 +96,13 @@ def _read(target: str, allowed: int) -> RecompileReport:
     return report_from_run(Run.open(target), allowed=allowed)
 
 
-def _watched(program: ScriptTarget, allowed: int) -> tuple[RecompileReport, str | None]:
-    """Run the program to its end, threads included; what it failed with, if it failed."""
+def _watched(
+    program: ScriptTarget, allowed: int, tell: Callable[[RecompileReport, str], None]
+) -> tuple[RecompileReport, str | None]:
+    """Run the program to its end, threads included; what it failed with, if it failed.
+
+    `tell` shows what is known where a signal does not end it.
+    """
     from graphprobe.probe import script
     from graphprobe.probe.recompile_watch import Recompiles
 
@@ -99,21 +110,24 @@ def _watched(program: ScriptTarget, allowed: int) -> tuple[RecompileReport, str 
     process = os.getpid()
     watch = Recompiles(allowed=allowed)
     watch.open()
-    ended = script.run(program)
-    if os.getpid() != process:
-        sys.exit(ended.code)  # a forked child of the program, which has nothing to report
-    script.wait_for_threads()
+    with at_signal(AtSignal(known=lambda: tell(watch.result(), GOES_ON))):
+        ended = script.run(program)
+        if os.getpid() != process:
+            sys.exit(ended.code)  # a forked child of the program, which has nothing to report
+        ended = script.wait_for_threads(ended)
     watch.close()
-    return watch.result(), _problem(ended)
+    return watch.result(), ended.problem
 
 
-def _problem(ended: Ended) -> str | None:
-    if ended.error is not None:
-        return f"the program raised {ended.error}"
-    return None if ended.code == 0 else f"the program ended with exit code {ended.code}"
-
-
-def _show(report: RecompileReport, problem: str | None, json_to: JsonTo, target: list[str], *, run: bool) -> None:
+def _show(
+    report: RecompileReport,
+    problem: str | None,
+    *,
+    json_to: JsonTo,
+    target: list[str],
+    run: bool,
+    base: Path | None = None,
+) -> None:
     import msgspec
 
     from graphprobe.report.run_text import print_end_of_recompiles, recompile_lines
@@ -122,7 +136,7 @@ def _show(report: RecompileReport, problem: str | None, json_to: JsonTo, target:
     sys.stdout.flush()
     if json_to.replaces_text(lambda: {**msgspec.to_builtins(report), "problem": problem}):
         return
-    print_lines(recompile_lines(report))
+    print_lines(recompile_lines(report, base=base))
     if problem is not None:
         echo(f"{problem}: there may be more")
     echo()

@@ -229,7 +229,9 @@ def _program(
     if ran.error is None and not ended.graphs:
         raise UsageError(f"{path} compiled nothing")
     what = f"{ended.graphs} graphs"
-    if ran.code != 0:
+    if ran.interrupted:
+        text = f"UNDECIDED: {path}: {ran.problem}; none of {what} was seen to fail"
+    elif ran.code != 0:
         text = f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself"
     elif ended.notes:
         text = f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged"

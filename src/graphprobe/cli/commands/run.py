@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 
 from graphprobe.cli import dump_api
 from graphprobe.cli import dump_graph as graph_dumps
+from graphprobe.cli.ending import exit_as
 from graphprobe.cli.option_rows import options_from, take
 from graphprobe.cli.target import TargetCommand, program_of, program_options
 from graphprobe.errors import UsageError, lacks_room
@@ -89,7 +89,7 @@ def command(
         raise
     atexit.register(_finish, folder, base, quiet, ended, dumped, calls, lacking)
     ended.append(script.run(target))
-    sys.exit(ended[0].code)
+    raise exit_as(ended[0])
 
 
 def _remove(folder: Path | None) -> None:

@@ -28,7 +28,7 @@ from graphprobe.findings import Finding
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
 from graphprobe.reduce.outcome import Answer, Progress
-from graphprobe.reduce.reducer import Reduction, reduce
+from graphprobe.reduce.reducer import INTERRUPTED, Reduction, reduce
 
 TIMEOUT_S = 300.0
 STALE_S = 5.0
@@ -79,6 +79,8 @@ class CaseReduction:
             return "; ".join(missing)
         if self.repro_exit == EXIT_OK:
             return "run by itself, the repro shows no fault: it needs something of this process that cannot be saved"
+        if self.reduction.stopped == INTERRUPTED:
+            return "the search was interrupted, and the repro not tried"
         if self.repro_exit is None:
             return "the repro does not hold the backend"
         return "run by itself, the repro cannot tell; if it needs operators of a program, give it --import MODULE"
@@ -270,9 +272,10 @@ def _finished(
         saver.folder.found(reduction.signature)
         flaky = reduction.rate is not None and reduction.rate < 1
         saver.write(rate=max(reduction.rate or 0.0, 0.01) if flaky else 1.0)
-        if run and not saver.problems and saver.shorten(took_s):
+        run = run and not saver.problems and reduction.stopped != INTERRUPTED
+        if run and saver.shorten(took_s):
             code = EXIT_FOUND
-        elif run and not saver.problems and not by_command:
+        elif run and not by_command:
             hangs = reduction.signature == sign.HANG
             code = run_repro(folder / REPRO, timeout_s=HANG_REPRO_S if hangs else REPRO_S)
     return CaseReduction(

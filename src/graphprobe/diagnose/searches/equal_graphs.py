@@ -17,7 +17,7 @@ from graphprobe.engine.forked_child import isolated
 from graphprobe.findings import Diagnosis
 from graphprobe.internals.dynamo.compile_calls import Compiled
 from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.settings.limits import STEP_LIMIT_S
+from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 
 EQUAL = "{count} equal graphs, looked into once, with the values of the first"
 """The note on them."""
@@ -76,18 +76,21 @@ class EqualGraphs:
         if not diagnosis.unfinished:
             self._looked.setdefault(_look(compiled, signatures), []).append(Looked(compiled, calls, diagnosis))
 
-    def has(self, compiled: Compiled, signatures: Iterable[Any], calls: Sequence[Call], left_s: float) -> bool:
+    def has(self, compiled: Compiled, signatures: Iterable[Any], calls: Sequence[Call], budget: TimeBudget) -> bool:
         """Whether a function with the same graphs was diagnosed: then this one is counted there, and runs as that does.
 
         Args:
             signatures: of its calls so far.
-            left_s: seconds for finding out.
+            budget: for finding out.
+
+        Raises:
+            NoTimeLeft: the budget was ended meanwhile.
         """
-        looked, timeout_s = self._looked.get(_look(compiled, signatures), []), min(STEP_LIMIT_S, left_s)
-        graphs = graphs_of(compiled, calls, timeout_s) if looked else []
+        looked = self._looked.get(_look(compiled, signatures), [])
+        graphs = graphs_of(compiled, calls, budget) if looked else []
         for known in looked if graphs else ():
             if known.graphs is None:
-                known.graphs = graphs_of(known.compiled, known.calls, timeout_s)
+                known.graphs = graphs_of(known.compiled, known.calls, budget)
             if known.graphs == graphs:
                 notes = known.diagnosis.notes
                 notes[:] = [note for note in notes if note != EQUAL.format(count=known.count)]
@@ -116,7 +119,7 @@ def _look(compiled: Compiled, signatures: Iterable[Any]) -> tuple[Any, ...]:
     return code, repr(state), repr(settings), *signatures
 
 
-def graphs_of(compiled: Compiled, calls: Sequence[Call], timeout_s: float) -> list[str]:
+def graphs_of(compiled: Compiled, calls: Sequence[Call], budget: TimeBudget) -> list[str]:
     """Fingerprints of the graphs that Dynamo makes of these calls, made in a child process; none if that fails."""
 
     def step() -> list[str]:
@@ -131,4 +134,4 @@ def graphs_of(compiled: Compiled, calls: Sequence[Call], timeout_s: float) -> li
         Program(compiled.fn, calls, effects=False).run(lambda fn: made)
         return found
 
-    return isolated(step, timeout_s=timeout_s).value or []
+    return isolated(step, timeout_s=min(STEP_LIMIT_S, budget.left_s), wait=budget.check).value or []

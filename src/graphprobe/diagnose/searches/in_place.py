@@ -24,6 +24,7 @@ from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
+from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 
 GROSS = 0.01
 """Relative rms error from which on the values of a call are looked into: rounding has been judged before."""
@@ -44,7 +45,7 @@ def is_compiled(fn: Any) -> bool:
 
 
 def differences_in_place(
-    fn: Callable[..., Any], compiled: Callable[..., Any], call: Call, left_s: float
+    fn: Callable[..., Any], compiled: Callable[..., Any], call: Call, budget: TimeBudget
 ) -> list[Difference] | None:
     """What a call gives otherwise where the compiled function is called as it is, and not where it is compiled afresh.
 
@@ -54,14 +55,18 @@ def differences_in_place(
     Args:
         fn: uncompiled.
         compiled: what the script calls.
-        left_s: for each of at most four runs.
+        budget: for at most four runs.
+
+    Raises:
+        NoTimeLeft: the budget was ended meanwhile.
     """
     if not after_fork.can_fork():
         return None
     program = Program(fn, [call])
 
     def run(function: Callable[..., Any], *, afresh: bool = False) -> list[Observation] | None:
-        outcome = isolated(partial(_run, program, function, afresh), timeout_s=left_s)
+        step, left_s = partial(_run, program, function, afresh), min(STEP_LIMIT_S, budget.left_s)
+        outcome = isolated(step, timeout_s=left_s, wait=budget.check)
         return None if outcome.value is None else [read(record) for record in msgspec.convert(outcome.value, _RECORDS)]
 
     expected, got = run(fn), run(compiled)
