@@ -200,8 +200,8 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def stage_name(self) -> str:
-        """The stage, as people call it."""
-        return self.backend or self.stage
+        """The stage, as people call it; of a backend with its pass that is to blame."""
+        return self.stage if self.backend is None else ", ".join(filter(None, (self.backend, self.pass_)))
 
     @property
     def backend_in_words(self) -> str:

@@ -70,6 +70,7 @@ class Ladder:
         failing, better: by the name of each rung that was run, what is wrong, and where uncompiled is further off.
         reports, origins: of the rungs that were run, and where those stopped that did not end in time.
         alike: rungs that are, to the last bit, as uncompiled.
+        raised_in: the pass of the program's own backend that raises.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Ladder:
         self.suspected: list[Latent] = []  # by searches other than the rungs'
         self.longest_s = 0.0  # of the steps so far that ended
         self.hangs = False
+        self.raised_in: str | None = None
         self._fresh: FreshProcesses | None = None
         self._measured = self._noise_unknown = False  # unknown: for want of time or memory
         self._late = ""  # what the budget has ended first, in words
@@ -388,7 +390,7 @@ class Ladder:
         fits = name == "kernels" and self.room.fits("kernels as they are", "it was left out")
         return self.looking("kernels", expose=False) if fits else None
 
-    def _climb_rungs(self) -> None:
+    def climb_rungs(self) -> None:
         """Each rung below the top, looked into; of large programs, only those that are wrong, the last first."""
         late: list[RungName] = ["dynamo", "aot", "passes", "kernels"] if self.compilation.is_inductor else ["dynamo"]
         try:
@@ -475,7 +477,7 @@ class Ladder:
             self.result.notes.insert(0, refusal.reason)
             return
         if not self.result.unfinished and (self.result.verdict != "healthy" or self.limits.deep):
-            self._climb_rungs()
+            self.climb_rungs()
         if self.result.verdict == "fault":
             self._accuse()
         else:

@@ -20,7 +20,7 @@ from graphprobe.engine.rounding import is_plain
 from graphprobe.engine.subgraph import CALLS, is_view, output_node, producer
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Stage
-from graphprobe.internals.inductor.executable_snapshots import PassLog
+from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog
 from graphprobe.internals.operators.operators import writes_to
 
 ROUNDINGS = 64
@@ -78,6 +78,29 @@ def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
             return Step(suspects, None, right)
         base, base_run = snapshot, run
     return Step(suspects, base_run, right)
+
+
+def own_culprit(log: PassLog, inputs: Sequence[Any], direction: str, *, raises: bool) -> Suspect | None:
+    """The pass from which on a graph computes something else than at first, to the end; None where no single one is.
+
+    A graph that cannot be run op by op may hold operations of the backend's own, unless the program `raises`.
+    """
+    base = right = log.snapshots[0]
+    base_run = right_run = run_graph(base.graph, inputs)
+    wrong: tuple[ExecutableSnapshot, GraphRun, LocalError] | None = None
+    for snapshot in reversed(log.snapshots[1:]) if base_run.failed is None else ():
+        run = run_graph(snapshot.graph, inputs)
+        if run.failed is not None and not raises:
+            continue
+        error = _compare(base.graph, base_run, run, inputs)
+        if error.answer != "worse":
+            right, right_run = snapshot, run
+            break
+        wrong = snapshot, run, error
+    if wrong is None or not wrong[0].name or log.snapshots[log.snapshots.index(wrong[0]) - 1] is not right:
+        return None
+    after, run, error = wrong
+    return _blame("backend", after.name, direction, right.graph, right_run, after.graph, run, error, inputs)
 
 
 def changed_between(

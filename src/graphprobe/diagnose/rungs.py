@@ -24,9 +24,10 @@ from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import Finding, LargestZ, Latent
+from graphprobe.internals.aot.aot_taps import compilers_watched
 from graphprobe.internals.aot.backends import aot_compile, boxed_call
 from graphprobe.internals.inductor import stages
-from graphprobe.internals.inductor.executable_snapshots import PassLog, Snapshots
+from graphprobe.internals.inductor.executable_snapshots import OwnPasses, PassLog, Snapshots
 from graphprobe.internals.inductor.lowered_graph import watched_lowering
 from graphprobe.judge.observation import ObservationRecord
 from graphprobe.judge.stage_table import Graphs
@@ -42,6 +43,7 @@ class RungReport(msgspec.Struct):
         calls: of the program on this rung.
         origin: where the first exception came from.
         raised_at: the node that raised while a graph ran op by op.
+        calls_inductor: the backend, which is another, hands graphs to Inductor.
         broken: the graph whose kernels could not be compiled, or raised: its direction, and its number among these.
         findings: proven faults.
         suspected: what no piece of the program confirmed.
@@ -59,6 +61,7 @@ class RungReport(msgspec.Struct):
     calls: list[ObservationRecord] = []
     origin: Origin | None = None
     raised_at: Origin | None = None
+    calls_inductor: bool = False
     broken: tuple[str, int] | None = None
     findings: list[Finding] = []
     suspected: list[Latent] = []
@@ -245,6 +248,35 @@ def stage_rung(watch: Watch, stage: str) -> Callable[..., Any]:
         return interpreted(watch, gm, direction, posts[-1] if stage == "post_grad" and posts else None)
 
     return watch.backend(lambda gm, inputs: stages.stop_after(stage, gm, inputs, inner))
+
+
+def own_rung(watch: Watch, backend: Callable[..., Any], passes: OwnPasses) -> Callable[..., Any]:
+    """A backend of the program, its passes watched; `watch.graphs` has what AOTAutograd gives its compilers."""
+
+    def around(direction: str, compiler: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_graph(gm: GraphModule, inputs: Sequence[Any], *args: Any, **settings: Any) -> Callable[..., Any]:
+            record = StageGraph(direction, stages.copy_graph(gm), len(watch.dynamo) - 1)
+            watch.graphs.append(record)
+            with passes.watched(record):
+                compiled = compiler(gm, inputs, *args, **settings)
+            boxed = getattr(compiled, "_boxed_call", False)
+
+            def run(*values: Any) -> Any:
+                if len(record.inputs) < watch.recorded:
+                    record.inputs.append(watch.copied(values[0] if boxed else values))
+                return compiled(*values)
+
+            run._boxed_call = boxed  # type: ignore[attr-defined]
+            return run
+
+        return compile_graph
+
+    def compile_graph(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with compilers_watched(around), passes.watched(watch.dynamo[-1]):
+            compiled: Callable[..., Any] = backend(gm, inputs)
+            return compiled
+
+    return watch.backend(compile_graph)
 
 
 def graphs_rung(watch: Watch, point: Graphs) -> Callable[..., Any]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import msgspec
 import torch
 
+from graphprobe.diagnose.evidence import RAISED
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.notes import NOT_LOOKED_INTO, UNWATCHED
-from graphprobe.diagnose.passes import Step, analyse, changed_between, saved_wrongly
+from graphprobe.diagnose.passes import Step, analyse, changed_between, own_culprit, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.reduction.transforms import without_transforms
 from graphprobe.diagnose.rungs import (
+    DynamoGraph,
     RungReport,
     StageGraph,
     Watch,
@@ -27,6 +30,7 @@ from graphprobe.diagnose.rungs import (
     dynamo_rung,
     graphs_rung,
     kernel_rung,
+    own_rung,
     place_of,
     run_program,
     show,
@@ -42,17 +46,22 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import flat_outputs, run_graph
 from graphprobe.engine.memory import size_of, trim
+from graphprobe.engine.naming import short_place
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
 from graphprobe.findings import Finding, LargestZ, Latent
-from graphprobe.internals.caches import caches_renewed
+from graphprobe.internals.caches import bypassed, caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
+from graphprobe.internals.dynamo.torch_backends import lookup
+from graphprobe.internals.inductor.executable_snapshots import OwnPasses
 from graphprobe.internals.operators.operators import OpMode, Overload, value_of
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.verdict import RungName
+from graphprobe.probe.frames.sources import is_own
+from graphprobe.probe.observe_pass import observe_pass
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +197,67 @@ def passes(
                     break  # what else is broken was not reached
         report.compiles += prover.compiles
     return report
+
+
+def own_passes(program: Program, compilation: Compilation, wanted: Difference) -> RungReport:
+    """Which pass of the program's own backend is to blame: its graphs, before and after, on the real inputs.
+
+    Where a pass raises, `report.origin` has it.
+    """
+    report, watch, passes = RungReport(), Watch(file=program.file), OwnPasses(own_function(), observe_pass)
+    backend = lookup(compilation.backend) if isinstance(compilation.backend, str) else compilation.backend
+    with bypassed():
+        run_program(program, compilation, own_rung(watch, backend, passes), report)
+    report.calls_inductor = passes.calls_inductor
+    if report.origin is not None:
+        report.origin.pass_ = passes.raised_in
+    suspects: dict[str | None, Suspect] = {}
+    with compilation.configured(), _told(report, "passes"):
+        for owner, log in passes.logs:
+            direction = owner.direction if isinstance(owner, StageGraph) else "forward"
+            for inputs in _own_inputs(owner, log.snapshots[0].graph, watch):
+                suspect = own_culprit(log, inputs, direction, raises=wanted.kind in RAISED)
+                if suspect is not None:
+                    suspects.setdefault(suspect.pass_, suspect)
+        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+        for suspect in suspects.values():
+            place: Any = {
+                "op": suspect.op,
+                "node": suspect.node.name,
+                "source": suspect.source,
+                "module": suspect.module,
+            }
+            unproven = Finding(kind=wanted.kind, stage="backend", pass_=suspect.pass_, reason=wanted.text, **place)
+            report.findings.append(prover.prove(suspect) or unproven)
+        report.compiles += prover.compiles
+    return report
+
+
+def own_function() -> Callable[[FrameType], str | None]:
+    """What a frame's function is called, `name (file:line)`, if it is of the program."""
+    known: dict[CodeType, str | None] = {}
+
+    def name_of(frame: FrameType) -> str | None:
+        code = frame.f_code
+        if code not in known:
+            module = frame.f_globals.get("__name__")
+            own = isinstance(module, str) and not code.co_filename.startswith("<") and is_own(module)
+            name = code.co_qualname.replace("<locals>.", "")
+            known[code] = f"{name} ({short_place(code.co_filename, code.co_firstlineno)})" if own else None
+        return known[code]
+
+    return name_of
+
+
+def _own_inputs(owner: StageGraph | DynamoGraph, graph: torch.fx.GraphModule, watch: Watch) -> list[list[Any]]:
+    """Values for the placeholders of a graph that a compiler was given, or made of that one, of the joint one, too."""
+    if isinstance(owner, StageGraph):
+        given = owner.inputs
+    else:
+        parts = [part for part in watch.graphs if watch.dynamo[part.owner] is owner]
+        given = _joint_inputs(graph, parts) or [call.restore() for call in owner.calls]
+    count = sum(node.op == "placeholder" for node in graph.graph.nodes)
+    return [inputs for inputs in given if len(inputs) == count]
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import LAID_OUT, Evidence, Graphs, stage_of
-from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName
+from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName, below_first_wrong, first_wrong, to_blame
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,33 @@ def findings_for(
 
     They are those that the rungs have given, with what searches find where none of these explains it.
     """
+    if ladder.compilation.maker is not None and rung == ladder.top:
+        with ladder.in_time("which pass of the backend is to blame"):
+            given = [*given, *_of_own_backend(ladder, differences)]
+            rung = first_wrong(ladder.states()) or rung
     given = _without_bystanders(ladder, rung, given, differences)
     return given if is_explained(rung, given) else [*given, *_unexplained(ladder, rung, differences)]
+
+
+def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:
+    """Its passes that are wrong; of a backend that calls Inductor what Inductor's rungs say, if that fails alone."""
+    ladder.on_step("passes")
+    looked = ladder.step(partial(steps.own_passes, ladder.program, ladder.compilation, differences[0]))
+    if looked.value is None:
+        return []
+    report = msgspec.convert(looked.value, RungReport)
+    ladder.result.notes += report.notes
+    ladder.result.compiles += report.compiles
+    ladder.raised_in = report.origin.pass_ if report.origin is not None else None
+    if report.findings or ladder.raised_in is not None or not report.calls_inductor:
+        return report.findings
+    inductor = replace(ladder.compilation, backend="inductor")
+    if _is_right(ladder, partial(steps.plain, ladder.program, inductor)):
+        return []
+    ladder.compilation = inductor
+    ladder.climb_rungs()
+    kinds = {d.kind for d in differences}
+    return to_blame(ladder.result.findings, below_first_wrong(ladder.states()), kinds)
 
 
 def is_explained(rung: RungName, findings: Sequence[Finding]) -> bool:
@@ -158,7 +184,7 @@ def _laid_out_otherwise(ladder: Ladder, rung: RungName, differences: Sequence[Di
 
 def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str, Any]:
     """What is certain before any search: the place that an exception's frames name, or the op that should raise."""
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"pass_": ladder.raised_in} if ladder.raised_in is not None else {}
     if origin is not None and (origin.op or origin.pass_):
         fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "also")}
         known |= {name: value for name, value in fields.items() if value}

@@ -81,11 +81,8 @@ def title_of(finding: Finding) -> str:
     """One line that names the fault, for an issue and for the head of the repro."""
     kind = TITLES.get(finding.kind, finding.kind.replace("_", " "))
     culprit = f" from {finding.op}" if finding.op else ""
-    stage = (
-        ""
-        if finding.stage == "unknown"
-        else f" ({', '.join(name.partition(' (')[0] for name in (finding.stage_name, finding.pass_) if name)})"
-    )
+    names = [name.partition(" (")[0] for name in (finding.backend or finding.stage, finding.pass_) if name]
+    stage = "" if finding.stage == "unknown" else f" ({', '.join(names)})"
     backward = " in the backward" if finding.direction == "backward" else ""
     return f"torch.compile: {kind}{culprit}{backward}{stage}"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from graphprobe.internals.bus import Patch, Subscriber
+from graphprobe.internals.bus import Patch, PatchSet, Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, current, entered, unobserved
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
@@ -13,6 +15,7 @@ from graphprobe.internals.observer import CompileObserver, FrameFacts
 from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
 
+AOT = "torch._functorch.aot_autograd"
 Compiler = Callable[..., Any]
 
 
@@ -133,9 +136,43 @@ def _tap_stage2(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     return make
 
 
+@contextmanager
+def compilers_watched(around: Callable[[str, Compiler], Compiler]) -> Iterator[None]:
+    """AOTAutograd with `around(direction, compiler)` in the place of each compiler that it is given."""
+
+    def watched(direction: str, compiler: Compiler) -> Compiler:
+        made = around(direction, compiler)
+        made.__dict__.update(getattr(compiler, "__dict__", {}))
+        return made
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def aot_stage2_compile(
+            state: Any,
+            capture: Any,
+            partition_fn: Compiler,
+            fw_compiler: Compiler,
+            bw_compiler: Compiler | None = None,
+            inference_compiler: Compiler | None = None,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            backward, inference = bw_compiler or fw_compiler, inference_compiler or fw_compiler
+            compilers = (("forward", fw_compiler), ("backward", backward), ("forward", inference))
+            return original(state, capture, partition_fn, *(watched(*one) for one in compilers), *args, **kwargs)
+
+        return aot_stage2_compile
+
+    patches, patch = PatchSet(), Patch("aot_graphs", AOT, "aot_stage2_compile", make)
+    try:
+        patches.apply(importlib.import_module(AOT), patch)
+        yield
+    finally:
+        patches.undo()
+
+
 def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
     to = Subscriber(observer)
     return [
-        Patch("aot_graphs", "torch._functorch.aot_autograd", "aot_stage2_compile", _tap_stage2(to)),
+        Patch("aot_graphs", AOT, "aot_stage2_compile", _tap_stage2(to)),
     ]

@@ -1,19 +1,25 @@
-"""Executable copies of a graph after each of Inductor's passes."""
+"""Executable copies of a graph after each of Inductor's passes, or after each function of a backend that changes it."""
 
 from __future__ import annotations
 
 import inspect
+import sys
+import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import msgspec
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
 
+COMPILE_FX = "torch._inductor.compile_fx"
 TAP, OBSERVER = "snapshots", "torch.fx.passes.graph_transform_observer"
 PHASES = {"pre_grad_passes": "pre_grad", "joint_graph_passes": "joint", "post_grad_passes": "post_grad"}
 
@@ -38,7 +44,7 @@ class PassLog(msgspec.Struct):
     """What one group of passes did to one graph.
 
     Attributes:
-        phase: `pre_grad`, `joint` or `post_grad`.
+        phase: `pre_grad`, `joint` or `post_grad`; `backend` of a backend other than Inductor.
         snapshots: the graph before the first pass, and after each pass that changed it.
         failed: name of the pass that raised, if any.
         unseen: why a pass's graph could not be copied.
@@ -155,6 +161,137 @@ class Snapshots:
             log.unseen.append(f"{name}: {type(error).__name__}: {error}")
             return
         self._signature = signature
+
+
+MOST_CALLS = 64
+"""Calls of one function after which it is taken for a part of what calls it."""
+
+
+class OwnPasses:
+    """Collects what the functions of a program make of graphs, while a backend of the program runs.
+
+    The innermost function that was given the graph has made a change; one that was given a node, too, is a part of the
+    pass that called it. Blocks of `observe_pass` and of `GraphTransformObserver` count as functions.
+    """
+
+    def __init__(self, name_of: Callable[[FrameType], str | None], block: Callable[..., Any]) -> None:
+        """`name_of`: `name (file:line)` of a function of the program; None of others. `block`: `observe_pass`."""
+        observer = require("torch.fx.passes", "graph_transform_observer", purpose="snapshots of passes")
+        self._name_of, self._block = name_of, inspect.unwrap(block).__code__
+        self._enter, self._exit = (
+            getattr(observer.GraphTransformObserver, name).__code__ for name in ("__enter__", "__exit__")
+        )
+        self.logs: list[tuple[Any, PassLog]] = []
+        self.raised_in: str | None = None
+        self.calls_inductor = False
+        self._owner: Any = None
+        self._chains: dict[int, _Chain] = {}
+        self._stack: list[tuple[FrameType, str, list[GraphModule]]] = []
+        self._blocks: set[FrameType] = set()
+        self._calls: Counter[CodeType] = Counter()
+
+    @contextmanager
+    def watched(self, owner: Any) -> Iterator[None]:
+        """Collect what this thread does in the block. `owner` comes back with each log."""
+        before, profile = self._owner, sys.getprofile()
+        self._owner = owner
+        sys.setprofile(self._on_event)
+        try:
+            yield
+        except Exception as error:
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if self._is_pass(frame)]
+            self.raised_in = self.raised_in or (self._name_of(frames[-1]) if frames else None)
+            raise
+        finally:
+            sys.setprofile(profile if callable(profile) else None)
+            self._owner = before
+
+    def _is_pass(self, frame: FrameType) -> bool:
+        graphs, of_node = _given(frame)
+        return bool(graphs) and not of_node and self._name_of(frame) is not None
+
+    def _on_event(self, frame: FrameType, event: str, value: Any) -> None:
+        if event == "call":
+            self._on_call(frame, frame.f_code)
+        elif event == "return" and self._stack and self._stack[-1][0] is frame:
+            _, name, graphs = self._stack.pop()
+            if isinstance(value, GraphModule):
+                chain = self._chains[id(graphs[0])]
+                if self._chains.setdefault(id(value), chain) is chain:
+                    chain.graphs.append(value)
+                graphs = [value]
+            for gm in graphs:
+                self._take(gm, name)
+
+    def _on_call(self, frame: FrameType, code: CodeType) -> None:
+        around = self._stack[-1][1] if self._stack else ""
+        if code in (self._block, self._enter, self._exit):
+            caller = frame.f_back
+            while caller is not None and self._name_of(caller) is None:
+                caller = caller.f_back
+            given: Any = frame.f_locals if code is self._block else vars(frame.f_locals["self"])
+            ends = code is self._exit or frame in self._blocks
+            self._blocks.add(frame)
+            file = (self._name_of(caller) or "").partition(" (")[2].rpartition(":")[0] if caller is not None else ""
+            name = given.get("name") or given.get("passname")
+            line = f" ({file}:{caller.f_lineno})" if caller is not None and file else ""
+            self._take(given["gm"], f"{name}{line}" if ends else around)
+            return
+        self.calls_inductor |= code.co_name == "compile_fx" and frame.f_globals.get("__name__") == COMPILE_FX
+        own = self._name_of(frame)
+        if own is None:
+            return
+        graphs, of_node = _given(frame)
+        self._calls[code] += bool(graphs)
+        if not graphs or self._calls[code] > MOST_CALLS:
+            return
+        for gm in graphs:
+            self._take(gm, around)
+        self._stack.append((frame, around if of_node and around else own, graphs))
+
+    def _take(self, gm: GraphModule, name: str) -> None:
+        """Note the graph as what `name` has made of it, if it has changed; where its inputs have, as another graph."""
+        chain, inputs = self._chains.get(id(gm)), sum(n.op == "placeholder" for n in gm.graph.nodes)
+        signature = _signature(gm)
+        if chain is not None and chain.signature == signature:
+            return
+        if chain is None or chain.inputs != inputs:
+            chain = self._chains[id(gm)] = _Chain([gm], inputs)
+            self.logs.append((self._owner, chain.log))
+        try:
+            chain.log.snapshots.append(ExecutableSnapshot(name, copy_graph(gm)))
+        except Exception as error:  # a graph that is half edited
+            chain.log.unseen.append(f"{name}: {type(error).__name__}: {error}")
+            return
+        chain.signature = signature
+
+
+@dataclass
+class _Chain:
+    """What becomes of one graph. Its modules are kept, so that no other one takes the place of their memory."""
+
+    graphs: list[GraphModule]
+    inputs: int
+    log: PassLog = field(default_factory=lambda: PassLog("backend"))
+    signature: str = ""
+
+
+def _given(frame: FrameType) -> tuple[list[GraphModule], bool]:
+    """The graphs that a function was given, also as attributes of what it is a method of, and whether a node was."""
+    code, found, of_node = frame.f_code, list[GraphModule](), False
+    flags = (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
+    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in flags)
+    for name in code.co_varnames[:count]:
+        value = frame.f_locals.get(name)
+        values = [value, *(value if isinstance(value, (list, tuple)) else ())]
+        of_node = of_node or any(isinstance(one, Node) for one in values)
+        if name == "self" and not isinstance(value, GraphModule):
+            values += getattr(value, "__dict__", {}).values()
+        for one in values:
+            gm = one.owning_module if isinstance(one, Graph) else one
+            if isinstance(gm, GraphModule) and not any(gm is other for other in found):
+                found.append(gm)
+    return found, of_node
 
 
 def _pattern_name(entry: Any) -> str:
