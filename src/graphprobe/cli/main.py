@@ -68,7 +68,7 @@ class LazyGroup(click.Group):
         command.short_help = COMMANDS[cmd_name]
         for option in command.params:
             if not {"--out", "--dump-to"}.isdisjoint(option.opts):
-                option.type = _Named(option.type)
+                option.type = _NotEmpty(option.type)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -130,7 +130,7 @@ class LazyGroup(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-class _Named(click.ParamType[Any]):
+class _NotEmpty(click.ParamType[Any]):
     """Refuses the empty name that a variable leaves which is not set; anything else is as the option has it."""
 
     def __init__(self, inner: click.ParamType[Any]) -> None:

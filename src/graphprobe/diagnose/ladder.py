@@ -16,6 +16,13 @@ import msgspec
 import torch
 
 from graphprobe.diagnose import notes, steps
+from graphprobe.diagnose.dossier.whole_proof import (
+    NUMBERS,
+    PROGRAM_S,
+    has_long_repro,
+    prove_by_program,
+    shorten_by_program,
+)
 from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin, origin_of_stack, refused
 from graphprobe.diagnose.program import Program, tensors_of
@@ -23,7 +30,6 @@ from graphprobe.diagnose.program_text.fresh import FreshProcesses
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
-from graphprobe.diagnose.whole_proof import NUMBERS, PROGRAM_S, has_long_repro, prove_by_program, shorten_by_program
 from graphprobe.engine.forked_child import TOLD_EVERY_S, Board, Outcome, isolated, told_on
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored

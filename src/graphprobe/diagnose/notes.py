@@ -10,8 +10,8 @@ from itertools import chain
 import msgspec
 import torch
 
+from graphprobe.diagnose.dossier.whole_proof import NUMBERS
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.whole_proof import NUMBERS
 from graphprobe.errors import Raised
 from graphprobe.findings import BitDifference, Finding, Kind, Latent, Rung, in_words, told_more
 from graphprobe.judge.judging import Difference

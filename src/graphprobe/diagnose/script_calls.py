@@ -63,7 +63,7 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
     return result
 
 
-class Given:
+class CallBefore:
     """The arguments of a call that is about to be made, tensors that calls change in place as they are before it.
 
     Args:

@@ -128,17 +128,20 @@ def command(
     found["calls"] = _calls(calls)
     options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
     name = None if named else _callable_of(words, calls)
-    base = Path.cwd()  # a script may go elsewhere
+    base, typed = Path.cwd(), words_of(module, code, words)  # a script may go elsewhere
     with filtered(only_function) as only:
         if name is None:
-            told = _program(program_of(module, code, words), words_of(module, code, words), options, result, base)
+            told = _program(program_of(module, code, words), typed, options, result, base)
         else:
             told = _function(words[0], name, options, result, base)
-    ended = exit_code(only, told.code)
+    ctx.exit(_finished(told, exit_code(only, told.code), typed, base, result))
+
+
+def _finished(told: _Told, code: int, typed: list[str], base: Path, result: JsonTo) -> int:
     if not result.printed:
-        _end(told, words_of(module, code, words), base, left_out=ended != told.code)
+        _end(told, typed, base, left_out=code != told.code)
     result.replaces_text(told.document)  # last, for a full disk ends it
-    ctx.exit(ended)
+    return code
 
 
 def _json_to(path: str | None) -> JsonTo:

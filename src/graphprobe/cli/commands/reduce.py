@@ -21,8 +21,8 @@ from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
-    from graphprobe.diagnose.reduction.watch_script import Asked
-    from graphprobe.probe.script import ScriptTarget
+    from graphprobe.diagnose.reduction.watch_script import Asked, WatchOutcome
+    from graphprobe.probe.script import Ended, ScriptTarget
     from graphprobe.reduce.outcome import Progress
 
 GIGABYTE = 1024**3
@@ -228,17 +228,20 @@ def _program(
         return _exit_code(reduction)
     if ran.error is None and not ended.graphs:
         raise UsageError(f"{path} compiled nothing")
-    what = f"{ended.graphs} graphs"
-    if ran.interrupted:
-        text = f"UNDECIDED: {path}: {ran.problem}; none of {what} was seen to fail"
-    elif ran.code != 0:
-        text = f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself"
-    elif ended.notes:
-        text = f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged"
-    else:
-        text = f"NOT REDUCED: {path}: nothing fails: {what}"
+    text = _not_reduced(path, ran, ended)
     _say_end(text, ["graphprobe", "diagnose", *typed], json_to)
     return EXIT_UNDECIDED if ran.code != 0 or ended.notes else EXIT_OK
+
+
+def _not_reduced(path: str, ran: Ended, ended: WatchOutcome) -> str:
+    what = f"{ended.graphs} graphs"
+    if ran.interrupted:
+        return f"UNDECIDED: {path}: {ran.problem}; none of {what} was seen to fail"
+    if ran.code != 0:
+        return f"NOT REDUCED: {path}: the script ended with exit code {ran.code}, and none of {what} fails by itself"
+    if ended.notes:
+        return f"UNDECIDED: {path}: no graph of {what} was seen to fail, but not all could be judged"
+    return f"NOT REDUCED: {path}: nothing fails: {what}"
 
 
 def _say_end(text: str, follow: list[str], json_to: JsonTo) -> None:

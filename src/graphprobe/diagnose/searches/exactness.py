@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from graphprobe.diagnose import notes, steps
+from graphprobe.diagnose.dossier.whole_proof import prove_by_program
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.whole_proof import prove_by_program
 from graphprobe.findings import BitDifference, Finding, bits_in_words
 from graphprobe.judge.bits import bit_differences
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, stage_of
