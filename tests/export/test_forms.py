@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import onnx
@@ -22,28 +21,12 @@ from graphprobe.compare import compare_dumps
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.export import chrome_trace, model_explorer
 from graphprobe.export.forms import FORMS, export
-from graphprobe.records import GraphArgument, NodeTarget, NodeValue, Where
-from graphprobe.report.graph_nodes import Graph, GraphNode
+from graphprobe.records import NodeValue, Where
 from graphprobe.store import Run, StepLine, encode_step, layout
-from report.printed_graphs import written
+from report.printed_graphs import Graph, listed, node, several, written
 from store.dump_helpers import new_run
 
 NESTED = "class GraphModule(torch.nn.Module): …"
-
-
-def node(name: str, target: str, *args: Any, value: NodeValue | None = None, op: str = "call_function") -> GraphNode:
-    """An argument that is a text is a node."""
-    found = tuple(GraphArgument(node=one) if isinstance(one, str) else one for one in args)
-    values = () if value is None else (value,)
-    return GraphNode(name=name, op=op, target=NodeTarget(target), args=found, values=values)
-
-
-def listed(kind: str, *names: str | None) -> GraphArgument:
-    return GraphArgument(kind=kind, items=tuple(GraphArgument(node=name) if name else None for name in names))
-
-
-def several(node: GraphNode, *values: NodeValue) -> GraphNode:
-    return msgspec.structs.replace(node, values=values, several=True)
 
 
 WIDE, PAIR = NodeValue("float32", ("s0", 8)), NodeValue("float32", ("s0", 2))

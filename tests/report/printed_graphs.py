@@ -23,6 +23,8 @@ from graphprobe.records import (
 from graphprobe.report.graph_nodes import Graph, GraphNode
 from graphprobe.store import RunWriter, WrittenFile, layout
 
+__all__ = ["Graph", "listed", "node", "printed", "several", "written"]
+
 SOURCE = re.compile(r"# File: (.*):(\d+) in (\w+), code: (.*)")
 
 
@@ -100,3 +102,18 @@ def _source(lines: list[str], at: int) -> NodeSource | None:
         if found := SOURCE.search(lines[at]):
             return NodeSource(found[1], int(found[2]), found[3], found[4])
     return None
+
+
+def node(name: str, target: str, *args: Any, value: NodeValue | None = None, op: str = "call_function") -> GraphNode:
+    """A node of a graph; an argument that is a text is the name of another."""
+    found = tuple(GraphArgument(node=one) if isinstance(one, str) else one for one in args)
+    values = () if value is None else (value,)
+    return GraphNode(name=name, op=op, target=NodeTarget(target), args=found, values=values)
+
+
+def listed(kind: str, *names: str | None) -> GraphArgument:
+    return GraphArgument(kind=kind, items=tuple(GraphArgument(node=name) if name else None for name in names))
+
+
+def several(node: GraphNode, *values: NodeValue) -> GraphNode:
+    return msgspec.structs.replace(node, values=values, several=True)

@@ -113,10 +113,8 @@ def command(
     if not (named := module is not None or code is not None) and not (words and words[0]):
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
     if not named and _is_proof(words[0]):
-        _refuse_beside_proofs(ctx, words)
-        ctx.exit(_proofs(words[0], pythons))
-    if pythons:
-        raise UsageError("--python goes with a folder of proofs", hint="graphprobe diagnose FOLDER --python PATH")
+        ctx.exit(_proofs(ctx, words, pythons))
+    _refuse_pythons(pythons)
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
     budget = TimeBudget(found.pop("budget_s", None))
     result = _json_to(json_path)
@@ -183,11 +181,18 @@ def _refuse_beside_proofs(ctx: click.Context, words: tuple[str, ...]) -> None:
         raise UsageError(f"{words[0]} holds proofs, and got {wrong[0]} too", hint=hint)
 
 
-def _proofs(target: str, named: tuple[str, ...]) -> int:
+def _refuse_pythons(named: tuple[str, ...]) -> None:
+    if named:
+        raise UsageError("--python goes with a folder of proofs", hint="graphprobe diagnose FOLDER --python PATH")
+
+
+def _proofs(ctx: click.Context, words: tuple[str, ...], named: tuple[str, ...]) -> int:
     """Run the proofs in a folder under this python and others, and print what each shows; the exit code."""
     from graphprobe.diagnose.dossier.proof_run import proof_under, torch_of
     from graphprobe.report.terminal import print_closing
 
+    _refuse_beside_proofs(ctx, words)
+    target = words[0]
     read = read_diagnosed(Path(target))
     findings = [finding for diagnosis in read.diagnoses for finding in diagnosis.findings]
     proofs = [(folder, f) for f in findings if (folder := proof_of(f, read.path)) and (folder / "repro.py").is_file()]
@@ -201,12 +206,12 @@ def _proofs(target: str, named: tuple[str, ...]) -> int:
     states: list[str] = []
     for folder, finding in proofs:
         echo(f"graphprobe: running {folder / 'repro.py'} …", err=True)
-        words = []
+        said = []
         for python, torch in pythons.items():
             state, reason = proof_under(python, (folder / "repro.py").resolve(), finding.stage)
             states.append(state)
-            words.append(f"{state} with torch {torch}{f' ({reason})' if reason else ''}")
-        echo(f"{folder}: {', '.join(words)}")
+            said.append(f"{state} with torch {torch}{f' ({reason})' if reason else ''}")
+        echo(f"{folder}: {', '.join(said)}")
     code = EXIT_UNDECIDED if "unsure" in states else EXIT_OK
     code = EXIT_FOUND if "wrong" in states else code
     counts = ", ".join(f"{states.count(state)} {state}" for state in ("wrong", "right", "unsure") if state in states)
