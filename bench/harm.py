@@ -111,7 +111,6 @@ MODES = {
     "explain": Mode(("explain",), reports=True, known=TAKES_SIGNALS),
     "recompiles": Mode(("recompiles",), reports=True, known=TAKES_SIGNALS),
     "interpreter": ran("--dump-graph", "stats", "--dump-engine", "interpreter", *GRAPHS, perturbs=True),
-    "instrument": ran("--dump-graph", "stats", "--dump-engine", "instrument", *GRAPHS, perturbs=True),
     "eager ops": ran(
         "--dump-config", "OUT/dump.json", config=DUMP % '"dump_list": [], "dump_op_switch": "on"', perturbs=True
     ),

@@ -55,7 +55,7 @@ def test_eager_programs(said: Said, tmp_path: Path, level: str, data: str) -> No
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("engine", ["instrument", "kernel", "interpreter"])
+@pytest.mark.parametrize("engine", ["kernel", "interpreter"])
 @pytest.mark.parametrize("data", ["stats", "tensor"])
 def test_graphs_on_odd_tensors(said: Said, tmp_path: Path, engine: str, data: str) -> None:
     options = ("--dump-graph", data, "--dump-engine", engine, "--dump-path", str(tmp_path / "dump"))

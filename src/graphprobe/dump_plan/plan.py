@@ -25,13 +25,13 @@ from graphprobe.select import (
     type_matches,
 )
 
-Engine = Literal["kernel", "instrument", "interpreter"]
+Engine = Literal["kernel", "interpreter"]
 Mode = Literal["input", "output", "all"]
 Data = Literal["tensor", "stats"]
 Side = Literal["input", "output"]
 Stat = Literal["Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm"]
 
-ENGINES: tuple[Engine, ...] = ("kernel", "instrument", "interpreter")
+ENGINES: tuple[Engine, ...] = ("kernel", "interpreter")
 MODES: tuple[Mode, ...] = ("input", "output", "all")
 DATA: tuple[Data, ...] = ("tensor", "stats")
 STATS: tuple[Stat, ...] = ("Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm")

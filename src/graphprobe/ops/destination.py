@@ -117,7 +117,7 @@ def keep(t: torch.Tensor, name: str, *, compiled: bool, gradient: bool, source: 
     op = OpInfo(
         op_type="save",
         op_name=name,
-        engine="instrument",
+        engine="eager",
         perturbs=compiled,
         target="graphprobe.save.default",
         source=source,
@@ -188,6 +188,4 @@ def _max_bytes() -> int | None:
 
 def _manifest(folder: Path) -> DumpManifest:
     run = environment.manifest_of_rank(os.environ)
-    return dump_manifest_from_run(
-        run, engine="instrument", plan={"saved_by": "graphprobe.ops.save", "path": str(folder)}
-    )
+    return dump_manifest_from_run(run, engine="eager", plan={"saved_by": "graphprobe.ops.save", "path": str(folder)})

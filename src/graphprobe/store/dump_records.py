@@ -25,7 +25,7 @@ from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorSt
 DUMP_SCHEMA = 1
 """Version of the files of a dump; `docs/formats/dump.md` describes it."""
 
-Engine = Literal["kernel", "instrument", "interpreter", "eager"]
+Engine = Literal["kernel", "interpreter", "eager"]
 Side = Literal["input", "output"]
 WhenFull = Literal["block", "drop"]
 StatName = Literal["Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm"]

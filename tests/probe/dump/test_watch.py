@@ -200,11 +200,6 @@ def test_of_what_is_over_the_budget_a_digest_is_kept(
     assert "only a digest was kept" in found["text"]
 
 
-def test_an_engine_that_sees_no_memory_reused_is_refused_aloud(dumping: Dumping) -> None:
-    watching(dumping, lambda x: x.sin(), "inductor", engine="instrument")(torch.ones(3))
-    assert any("watch mode needs engine" in note for note in dumping.end().manifest.notes)
-
-
 @pytest.mark.cuda
 def test_an_output_that_a_replay_overwrites(dumping: Dumping) -> None:
     """A CUDA graph of the program's own, whose output the program keeps across replays."""

@@ -151,7 +151,7 @@ def decomposition_of(op: Overload) -> Callable[..., Any] | None:
 _library = torch.library.Library("graphprobe", "FRAGMENT")
 
 
-def define_side_effect(name: str, arguments: str, kernel: Callable[..., None], *, any_strides: bool = False) -> Any:
+def define_side_effect(name: str, arguments: str, kernel: Callable[..., None]) -> Any:
     """The operator `graphprobe::name(arguments) -> ()`, for every device.
 
     Without values (fake and meta tensors) nothing is run. Under `vmap` it is run once for the whole batch, with the
@@ -161,12 +161,9 @@ def define_side_effect(name: str, arguments: str, kernel: Callable[..., None], *
         name: not defined before in this process.
         arguments: as in a schema, e.g. `Tensor t, str name`.
         kernel: gets the arguments as they are. It must not raise, change a tensor, or keep one.
-        any_strides: let Inductor choose the strides of what it passes, instead of those of eager code.
     """
-    tags = [
-        getattr(torch.Tag, tag, None) for tag in ("cudagraph_unsafe", *(("flexible_layout",) if any_strides else ()))
-    ]
-    _library.define(f"{name}({arguments}) -> ()", tags=tuple(tag for tag in tags if tag is not None))
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    _library.define(f"{name}({arguments}) -> ()", tags=() if tag is None else (tag,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphprobe::{name}", _nothing, lib=_library)
     operator = getattr(torch.ops.graphprobe, name).default

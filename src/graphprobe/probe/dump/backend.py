@@ -24,7 +24,6 @@ from graphprobe.internals.tensors.plain_tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import DATA_OPS, ops_of_graph
 from graphprobe.probe.dump.forwards import Forward
-from graphprobe.probe.dump.instrument import compile_instrumented
 from graphprobe.probe.dump.kernel import compile_watched
 from graphprobe.probe.dump.overflow import OverflowObserver, UncompiledOverflows
 from graphprobe.probe.dump.running import DumpGraph, DumpModel, DumpSession, GraphCall, GraphOp, under_way
@@ -224,7 +223,6 @@ def _check_quantised(session: DumpSession, gm: GraphModule) -> None:
 
 ENGINES: dict[str, Callable[[DumpModel, GraphModule, Sequence[Any], dict[str, Any]], Any]] = {
     "kernel": compile_watched,
-    "instrument": compile_instrumented,
     "interpreter": _interpret_post_grad,
 }
 """By name, what makes a callable of a graph that AOTAutograd has handed to Inductor."""

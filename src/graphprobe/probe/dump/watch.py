@@ -240,15 +240,11 @@ class WatchObserver(FindingObserver):
         self._calls: dict[GraphCall, _WatchedCall] = {}
         self._held: list[WatchedValue] = []
         self._lock = threading.RLock()
-        self._unseen = False
 
     # -- OpObserver ---------------------------------------------------------------------------------------------------
 
     def wants(self, graph: DumpGraph) -> frozenset[int]:
         """All ops: each may end the life of a value, or overwrite what the program holds of an earlier call."""
-        if graph.engine == "instrument":  # it does not see when the compiled code frees and reuses memory
-            self._unseen = True
-            return frozenset()
         facts = [op.facts for op in graph.ops]
         every = frozenset(range(len(facts)))
         layers, watched, named = frozenset[int](), frozenset[int](), frozenset[int]()
@@ -310,10 +306,6 @@ class WatchObserver(FindingObserver):
             for matcher in matchers
             for text in (matcher.complaints() if matcher is not None else ())
         ]
-        if self._unseen:
-            found.append("watch mode needs engine = 'kernel' or 'interpreter': 'instrument' does not see memory reused")
-        if self._unseen and not self._chosen:
-            return found
         chosen = self._chosen.values()
         if chosen and not any(one.watched and one.layers for one in chosen):
             lacking = "watcher_nodes" if not any(one.watched for one in chosen) else "layer"
