@@ -164,8 +164,10 @@ class Finding(msgspec.Struct, kw_only=True):
         also: other suspects of the same fault, the likeliest first.
         node: FX node of `op` in the graph of the stage.
         kernel: name of the generated kernel.
-        source: `file.py:line` of the user's program.
+        source: `file.py:line` of the innermost line outside of torch.
+        called_from: `file.py:line` of the user's program, where `source` is a line of a library; else None.
         module: dotted path of the nn.Module.
+        within: the same with classes, `7 (Block) of Sequential`.
         places: all that are wrong for the same cause, the best suspect's first: `file.py:line`, `in module` behind it.
         local_z: largest error of the op in units of its legitimate noise, given the inputs that it got; 0 where the
             fault is no number.
@@ -188,7 +190,9 @@ class Finding(msgspec.Struct, kw_only=True):
     node: str | None = None
     kernel: str | None = None
     source: str | None = None
+    called_from: str | None = None
     module: str | None = None
+    within: str | None = None
     places: list[str] = []
     local_z: float = 0.0
     accumulated_z: float = 0.0
@@ -197,6 +201,16 @@ class Finding(msgspec.Struct, kw_only=True):
     proof: Literal["piece", "program"] | None = None
     reason: str = ""
     worst: Worst | None = None
+
+    @property
+    def line(self) -> str | None:
+        """The user's line, or a library's where no other is known."""
+        return self.called_from or self.source
+
+    @property
+    def module_in_words(self) -> str:
+        """`module 7 (Block) of Sequential`; empty where it is in none."""
+        return f"module {self.within or self.module}" if self.module else ""
 
     @property
     def stage_name(self) -> str:

@@ -18,6 +18,7 @@ from ladders import LATE, OFF, MadeUp, X, program, states
 import graphprobe
 from conftest import Finished
 from graphprobe.diagnose import check_case, ladder, notes, references, unexplained
+from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation, Limits
@@ -177,6 +178,21 @@ def test_a_fault_stays_one_however_little_is_found_out_of_it(
     assert (found.verdict, found.exit_code, found.unfinished) == ("fault", 1, True)
     assert [finding.kind for finding in found.findings] == ["side_effect"] and step in made.begun
     assert any(note.startswith("the budget of 60 s is spent") for note in found.notes)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_an_error_of_torch_names_is_found_out_though_the_budget_is_spent(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = Difference("crash_compile", 0, "", "LoweringException: tile mismatch")
+    place = {"op": "aten.cumsum.default", "module": "7", "within": "7 (Block) of Sequential"} if named else {}
+    report = RungReport(origin=Origin("lowering", source="train.py:52", **place))  # type: ignore[arg-type]
+    made = MadeUp(monkeypatch, {"plain": [raised]}, spent_at="culprit", plain=report)
+    found = made.diagnosis(tmp_path / "out", explain=unexplained.findings_for)
+    note = "; ".join(note for note in found.notes if note.startswith(SPENT))
+    assert ("torch's error names stage and op; no smaller program was tried" in note) == named
+    assert ("which stage, pass and op is to blame was not found out" in note) != named
+    assert found.findings[0].module_in_words == ("module 7 (Block) of Sequential" if named else "")
 
 
 def test_excess_precision_that_nobody_could_tell_from_a_fault_is_undecided(

@@ -260,6 +260,14 @@ def test_a_pass_that_raises(looked: Any) -> None:
     assert report.findings == [] and report.origin.pass_ == place_of(fail)
 
 
+LIBRARY = """
+import torch
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return torch.exp(-x)
+"""
+
 SCRIPT = """
 import torch
 from torch._inductor.compile_fx import compile_fx
@@ -302,6 +310,29 @@ def test_a_script_with_a_backend_of_its_own(drops: str, verdict: str, run_warm: 
             "drop (mine.py:5)",
         )
         assert finding["proof"] and "Inductor" not in Path(finding["dossier"], "REPORT.md").read_text()
+
+
+CALLS = {
+    "inside": "torch.compile(lambda x: net(x).sum(), backend=mine)(X)",
+    "outside": "torch.compile(net, backend=mine)(X).sum()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS)
+def test_an_operation_of_a_library_has_the_line_that_calls_it(call: str, run_warm: Any, tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "other"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(LIBRARY)
+    text = SCRIPT.replace("PASS,", "drop,").replace("BELOW", "gm.forward").partition("f = ")[0]
+    made = "net = torch.nn.Sequential(torch.nn.ReLU(), other.Block())\nX = torch.linspace(-1, 1, 64)\n"
+    head = "import sys; sys.path.insert(0, 'site-packages'); import other"
+    (tmp_path / "train.py").write_text(f"{head}\n{text}\n{made}{CALLS[call]}\n")
+    done = run_warm("-m", "graphprobe", "diagnose", "train.py", cwd=tmp_path)
+    line = len(f"{head}\n{text}\n{made}".splitlines()) + 1
+    said = " ".join(done.out.split())
+    assert f"your line: train.py:{line} (called from there: …/other/__init__.py:6) {CALLS[call]}" in said, done.err
+    assert f"where: train.py:{line} in module 1 (Block) of Sequential" in said
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule, Node
 
-from graphprobe.engine.naming import aten_behind, module_of, op_of, source_of
+from graphprobe.engine.naming import aten_behind, module_in_words, module_of, op_of, program_line_of, source_of
 
 
 class Block(torch.nn.Module):
@@ -110,6 +110,35 @@ def test_the_line_is_the_innermost_of_the_program() -> None:
     inside = [n for n in calls(dynamo_graph(padded, torch.ones(1, 2, 4)).graph) if "torch/nn/" in (n.stack_trace or "")]
     assert inside, "torch's function, which is written in Python, is traced into"
     assert {source_of(n) for n in inside} == {f"{__file__}:{padded.__code__.co_firstlineno + 1}"}
+
+
+def test_a_module_is_told_with_its_class_and_that_of_the_outermost() -> None:
+    told = {op_of(n): module_in_words(n) for n in calls(dynamo_graph(closing_over(Model()), torch.ones(2, 4)).graph)}
+    assert told["torch.tanh"] == "seq.1 (Tanh) of Model"
+    assert told["torch.relu"] == "named.a (Block) of Model"
+    assert told["torch.Tensor.sin"] is None
+    assert module_in_words(node_of(torch.relu)) is None
+
+
+LIBRARY_LINE = "/home/a/.venv/lib/python3.11/site-packages/transformers/pytorch_utils.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        (["/home/a/train.py", LIBRARY_LINE], "/home/a/train.py:1"),
+        (["/home/a/train.py", "/home/a/model.py", LIBRARY_LINE, torch.nn.__file__], "/home/a/model.py:2"),
+        ([LIBRARY_LINE, "/home/a/hook.py"], None),
+        (["/home/a/train.py", torch.nn.__file__], None),
+        ([LIBRARY_LINE], None),
+        ([], None),
+    ],
+)
+def test_the_line_of_the_program_that_leads_to_a_library(files: list[str], line: str | None) -> None:
+    node = node_of(torch.relu)
+    frames = [f'  File "{file}", line {number}, in f\n    g()' for number, file in enumerate(files, 1)]
+    node.meta["stack_trace"] = "\n".join(frames)
+    assert program_line_of(node) == line
 
 
 def test_the_line_of_the_last_frame() -> None:

@@ -18,6 +18,7 @@ from graphprobe.report.diagnosis import (
     STAGES,
     WIDTH,
     details,
+    first_line_from,
     lines_from,
     print_diagnosis,
     print_end,
@@ -144,9 +145,28 @@ def test_a_backend_of_the_program_is_called_by_its_name(fields: dict[str, Any], 
     print_end([Diagnosis(verdict="fault", findings=[made])], verdict="fault", name="f", target=["f"], file=end)
     failed = [*lines_from(Diagnosis(verdict="fault", findings=[made])), report_text(made, versions={}, files={})]
     everywhere = "\n".join([text, end.getvalue(), *failed])
-    assert f"Stage: {own['backend']}." in everywhere and not INDUCTORS.search(everywhere)
+    assert f"Stage: {made.stage_name}." in everywhere and not INDUCTORS.search(everywhere)
     with_inductor = told(Diagnosis(verdict="fault", findings=[finding(dossier=str(tmp_path), proof="piece")]))
     assert len({*INDUCTORS.findall(words(with_inductor))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("called_from", "line"),
+    [
+        ("train.py:21", "your line: train.py:21 (called from there: …/transformers/pytorch_utils.py:119)"),
+        (None, "your line: /x/site-packages/transformers/pytorch_utils.py:119"),
+    ],
+)
+def test_a_line_of_a_library_comes_behind_the_line_that_calls_it(called_from: str | None, line: str) -> None:
+    place = {"source": "/x/site-packages/transformers/pytorch_utils.py:119", "called_from": called_from}
+    made = finding(**place, module="7", within="7 (Block) of Sequential", places=["", "b.py:3 in 8"])
+    diagnosis, end = Diagnosis(verdict="fault", findings=[made]), io.StringIO()
+    text = words(told(diagnosis))
+    assert line in text and "module: 7 (Block) of Sequential" in text and "b.py:3 in module 8" in text
+    print_end([diagnosis], verdict="fault", name="f", target=["f"], file=end)
+    assert f"where: {made.line} in module 7 (Block) of Sequential" in words(end.getvalue())
+    assert f" at {made.line}. Stage" in first_line_from(diagnosis)
+    assert f"(`{(made.line or '').rpartition('/')[2]}`)" in report_text(made, versions={}, files={}) or not called_from
 
 
 def test_several_faults_are_numbered() -> None:

@@ -11,7 +11,7 @@ import msgspec
 from torch.fx import Node
 
 from graphprobe.diagnose.dynamo.numpy_nodes import numpy_name
-from graphprobe.engine.naming import module_of, op_of, source_of
+from graphprobe.engine.naming import module_in_words, module_of, op_of, program_line_of, source_of
 from graphprobe.engine.subgraph import is_view, producer
 from graphprobe.errors import Raised
 from graphprobe.findings import Finding, Stage
@@ -25,8 +25,8 @@ class Origin(msgspec.Struct):
     Attributes:
         stage: the latest stage among the frames.
         pass_: the pass that ran.
-        node, op, source, module: of the FX node that was being worked on; None when no frame held one. Of the nodes of
-            a pattern, the last one that computes.
+        node, op, source, module, called_from, within: of the FX node that was being worked on; None when no frame held
+            one. Of the nodes of a pattern, the last one that computes.
         pattern: the function that says what is to be replaced, e.g. `_sfdp_pattern_1`, where one was being matched.
         also: ops of the pattern's other nodes that compute, the last one first.
     """
@@ -37,6 +37,8 @@ class Origin(msgspec.Struct):
     op: str | None = None
     source: str | None = None
     module: str | None = None
+    called_from: str | None = None
+    within: str | None = None
     pattern: str | None = None
     also: list[str] = []
 
@@ -103,8 +105,14 @@ def _origin(links: list[list[FrameType]]) -> Origin:
     if isinstance((made_by := producer(node)).target, Overload):  # of a tensor in Dynamo's graph, indexing computes
         node = made_by
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
-    place = (node.name, numpy_name(node) or op_of(node), source_of(node), module_of(node))
-    return Origin(stage, named, *place, pattern=pattern, also=also)
+    return origin_at(node, stage, pass_=named, op=numpy_name(node) or op_of(node), pattern=pattern, also=also)
+
+
+def origin_at(node: Node, stage: Stage, **more: Any) -> Origin:
+    """A node as the place that an exception came from."""
+    place: Any = {"node": node.name, "op": op_of(node), "source": source_of(node), "module": module_of(node)}
+    place |= {"called_from": program_line_of(node), "within": module_in_words(node)}
+    return Origin(stage, **(place | more))
 
 
 def _is_of(stage: Stage, frame: FrameType) -> bool:
@@ -219,6 +227,8 @@ def refused(raised: Sequence[Raised | None], origin: Origin | None) -> Finding |
         op=place.op,
         node=place.node,
         source=place.source or user_line(first.message),
+        called_from=place.called_from,
         module=place.module,
+        within=place.within,
         reason=told[0],
     )

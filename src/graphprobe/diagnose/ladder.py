@@ -506,7 +506,7 @@ class Ladder:
         notes.as_the_program_fails(self.result.findings, "aliasing", certain)
         for finding in self.result.findings:
             finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
-            finding.backend = self.compilation.told_backend if finding.stage == "backend" else None
+            self.compilation.complete(finding)
         proven = any(f.proof for f in self.result.findings)
         with self.in_time("whether the program fails by itself"):
             if not proven or has_long_repro(self.result.findings[0]):

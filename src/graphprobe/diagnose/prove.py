@@ -25,7 +25,15 @@ from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
 from graphprobe.engine.interpret import plain_value, run_graph
-from graphprobe.engine.naming import aten_behind, aten_ops, module_of, op_of, source_of
+from graphprobe.engine.naming import (
+    aten_behind,
+    aten_ops,
+    module_in_words,
+    module_of,
+    op_of,
+    program_line_of,
+    source_of,
+)
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import GraphprobeError
@@ -315,7 +323,10 @@ class Prover:
         """Write the dossier and note in the finding how its repro does in a process of its own."""
         limits = allowed(result.reference) if result.reference.wide is not None or result.reference.exact else []
         case = replace(case, kind=made.kind, allowed=limits)
-        made.backend = self.compilation.told_backend if made.stage == "backend" else None
+        for node in (n for n in case.graph.graph.nodes if (source_of(n), module_of(n)) == (made.source, made.module)):
+            made.called_from = made.called_from or program_line_of(node)
+            made.within = made.within or module_in_words(node)
+        self.compilation.complete(made)
         folder = free_folder(self.compilation.folder, made)
         made.dossier, made.proof = str(folder), "piece"
         try:

@@ -13,13 +13,13 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.exceptions import Origin, origin_of
+from graphprobe.diagnose.exceptions import Origin, origin_at, origin_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, to_show
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.equal_graphs import fingerprint
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
-from graphprobe.engine.naming import aten_namesakes, module_of, name_of, op_of, source_of
+from graphprobe.engine.naming import aten_namesakes, name_of, op_of
 from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
@@ -378,4 +378,4 @@ def run_program(
 
 def place_of(node: Node | None) -> Origin | None:
     """A node as the place that an exception came from; None for None."""
-    return None if node is None else Origin("runtime", None, node.name, op_of(node), source_of(node), module_of(node))
+    return None if node is None else origin_at(node, "runtime")

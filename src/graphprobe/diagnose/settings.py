@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import graphprobe
 from graphprobe.diagnose.dossier.environment import environment
 from graphprobe.diagnose.dossier.own_backend import (
     STAND_IN,
@@ -17,7 +20,10 @@ from graphprobe.diagnose.dossier.own_backend import (
     shown_name,
 )
 from graphprobe.diagnose.program_text.plain_values import Unwritable
+from graphprobe.engine.naming import is_library
+from graphprobe.findings import Finding
 from graphprobe.internals.compiler_settings import changed_values
+from graphprobe.internals.dynamo.frame_names import calling_line
 from graphprobe.internals.dynamo.torch_backends import registered
 from graphprobe.internals.names import require
 from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
@@ -25,7 +31,17 @@ from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""
 
+OURS_AT = os.path.join(os.path.dirname(graphprobe.__file__), "")
 PACKAGES = ("inductor", "functorch", "dynamo")
+
+
+def line_of_caller() -> str | None:
+    """`file:line` of the innermost frame that is the program's."""
+    line = calling_line(sys._getframe(1))
+    own = (
+        line is not None and line.file.endswith(".py") and not (is_library(line.file) or line.file.startswith(OURS_AT))
+    )
+    return f"{line.file}:{line.line}" if line is not None and own else None
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,7 @@ class Compilation:
         first: one fault is enough.
         fullgraph: as `torch.compile` takes it.
         inductor_settings: what the mode and the options of `torch.compile` set for Inductor, by name.
+        called_from: `file:line` of the program that calls what is compiled; None where no line of it does.
     """
 
     backend: str | Callable[..., Any]
@@ -68,6 +85,7 @@ class Compilation:
     fullgraph: bool = False
     first: bool = False
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
+    called_from: str | None = field(default_factory=line_of_caller, compare=False)
 
     @property
     def is_inductor(self) -> bool:
@@ -83,6 +101,13 @@ class Compilation:
     def backend_name(self) -> str:
         """A name that stock torch knows; `eager` stands in for functions, see `Case.own_backend`."""
         return self.backend if isinstance(self.backend, str) and self.maker is None else STAND_IN
+
+    def complete(self, finding: Finding) -> None:
+        """Add what a finding has of the compilation: the backend's name, and the line of the program that calls it."""
+        finding.backend = self.told_backend if finding.stage == "backend" else None
+        finding.pass_ = finding.pass_ if finding.pass_ != finding.backend else None
+        if finding.called_from is None and is_library(finding.source or ""):
+            finding.called_from = self.called_from
 
     @property
     def told_backend(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.diagnose import notes, steps
+from graphprobe.diagnose.evidence import RAISED
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
@@ -25,6 +26,13 @@ from graphprobe.judge.stage_table import LAID_OUT, Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName, below_first_wrong, first_wrong, to_blame
 
 log = logging.getLogger(__name__)
+
+BLAME = "which stage, pass and op is to blame"
+ERROR_NAMES = "torch's error names stage and op; no smaller program was tried"
+"""What is not found out where the budget is spent, and what is said of an error that tells."""
+
+PLACE = ("op", "node", "source", "module", "called_from", "within")
+"""Fields of an origin and of a finding."""
 
 DEATHS = ("segfault", "hang")
 
@@ -102,9 +110,11 @@ def _is_right(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
 def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
     first = differences[0]
     unnamed = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
-    with ladder.in_time("which stage, pass and op is to blame"):
+    with ladder.in_time(BLAME):
         ladder.on_step("culprit")
         return _found(ladder, rung, differences, unnamed)
+    if first.kind in RAISED and unnamed.op is not None and unnamed.stage != "unknown":
+        ladder.result.notes[-1] = ladder.result.notes[-1].replace(f"{BLAME} was not found out", ERROR_NAMES)
     return [unnamed]
 
 
@@ -186,7 +196,7 @@ def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str
     """What is certain before any search: the place that an exception's frames name, or the op that should raise."""
     known: dict[str, Any] = {"pass_": ladder.raised_in} if ladder.raised_in is not None else {}
     if origin is not None and (origin.op or origin.pass_):
-        fields = {name: getattr(origin, name) for name in ("op", "node", "source", "module", "pass_", "also")}
+        fields = {name: getattr(origin, name) for name in (*PLACE, "pass_", "also")}
         known |= {name: value for name, value in fields.items() if value}
     if origin is not None and origin.pattern:
         known["reason"] = told_more(first.text, f"It was raised while {origin.pattern} was matched.")
@@ -198,7 +208,7 @@ def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str
         # Uncompiled it raises: the op that does is the one that must not do something else instead.
         where = below.raised_at
         if where is not None:
-            known |= {name: v for name in ("op", "node", "source", "module") if (v := getattr(where, name)) is not None}
+            known |= {name: v for name in PLACE if (v := getattr(where, name)) is not None}
     return known
 
 
@@ -211,7 +221,7 @@ def _last_run(ladder: Ladder, point: Graphs) -> dict[str, Any]:
             place = msgspec.json.decode(told.read_bytes(), type=Origin)
         except (OSError, msgspec.DecodeError):  # it ended while the file was written
             return {}
-    return {name: v for name in ("op", "node", "source", "module", "also") if (v := getattr(place, name))}
+    return {name: v for name in (*PLACE, "also") if (v := getattr(place, name))}
 
 
 def _is_caught(ladder: Ladder, origin: Origin | None) -> bool:

@@ -17,6 +17,7 @@ from graphprobe.engine.subgraph import isolated_calls
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 
 LINE = re.compile(r'File "([^"]*)", line (\d+)')
+LIBRARY = re.compile(r"[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\]")
 VIEWS_AND_SUCH = frozenset(
     "aten.view.default aten.reshape.default aten.permute.default aten.expand.default aten.unsqueeze.default "
     "aten.squeeze.dim aten.transpose.int aten.t.default aten.alias.default".split()
@@ -35,6 +36,17 @@ def source_of(node: Node) -> str | None:
     return f"{file}:{line}"
 
 
+def program_line_of(node: Node) -> str | None:
+    """`file:line` of the program's innermost line that leads to the node, where `source_of` has a library's line."""
+    own = [f"{file}:{line}" for file, line in LINE.findall(node.stack_trace or "") if not is_library(file)]
+    return own[-1] if own and is_library(source_of(node) or "") else None
+
+
+def is_library(place: str) -> bool:
+    """Whether a file, or a line of it, is torch's, Python's, or an installed package's."""
+    return place.startswith(TORCH) or LIBRARY.search(place) is not None
+
+
 def short_place(file: str, line: int) -> str:
     """`file:line`, the file relative if it is below here."""
     below = os.path.relpath(file) if os.path.exists(file) else file
@@ -43,13 +55,25 @@ def short_place(file: str, line: int) -> str:
 
 def module_of(node: Node) -> str | None:
     """Dotted path of the module whose forward made the node, e.g. `blocks.3.mlp`; None when it is not known."""
-    stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry and entry[0]]
-    if not paths:
+    entries = _module_stack(node)
+    if not entries:
         return None
-    text = re.sub(r"^[LG]\['[^']*'\]|^L__\w*?___?|^self\b", "", paths[-1])
+    text = re.sub(r"^[LG]\['[^']*'\]|^L__\w*?___?|^self\b", "", entries[-1][0])
     text = re.sub(r"\['?([^'\]]*)'?\]", r".\1", text)
     return text.replace("._modules.", ".").replace("_modules.", "").strip(".") or None
+
+
+def module_in_words(node: Node) -> str | None:
+    """`7 (Block) of Sequential`: path and class of the module whose forward made the node, and the outermost class."""
+    entries, path = _module_stack(node), module_of(node)
+    kinds = [getattr(kind, "__qualname__", str(kind)).rpartition(".")[2] for _, kind, *_ in entries]
+    return f"{path} ({kinds[-1]}) of {kinds[0]}" if path is not None and len(kinds) > 1 else None
+
+
+def _module_stack(node: Node) -> list[tuple[Any, ...]]:
+    """Path and class of each module around a node, from the outermost one on."""
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return [entry for entry in stack.values() if isinstance(entry, tuple) and len(entry) > 1 and entry[0]]
 
 
 def op_of(node: Node) -> str:

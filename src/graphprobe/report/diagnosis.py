@@ -127,14 +127,15 @@ def stage_in_words(finding: Finding) -> str:
 def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str | None) -> Facts:
     """The labelled part of what `told` gives."""
     rows: list[tuple[str, Content]] = []
-    if finding.source:
-        at = place(finding.source)
-        rows.append(("your line", [at, Excerpt(at.line)]))
+    if finding.line:
+        at, library = place(finding.line), finding.source if finding.called_from else None
+        more = (" (called from there: ", Code(short_library(library)), ")") if library else ()
+        rows.append(("your line", [(at, *more), Excerpt(at.line)]))
     if finding.module:
-        rows.append(("module", Code(finding.module)))
+        rows.append(("module", Code(finding.within or finding.module)))
     for one in finding.places[1:PLACES]:
         source, word, module = one.partition(" in ")
-        rows.append(("and at", (place(source), word, module)))
+        rows.append(("and at", (place(source), word and " in module ", module)))
     if len(finding.places) > PLACES:
         rows.append(("", f"and {len(finding.places) - PLACES} more places"))
     if finding.op:
@@ -155,6 +156,12 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
     if measured := details(finding):
         rows.append(("details", Folded("what was measured", list(measured))))
     return Facts(rows)
+
+
+def short_library(source: str) -> str:
+    """`…/transformers/pytorch_utils.py:119` of a line of an installed package."""
+    found = re.search(r"[/\\](?:site|dist)-packages([/\\].+)", source)
+    return f"…{found[1]}" if found is not None else source
 
 
 def foremost(findings: Sequence[Finding]) -> Finding:
@@ -341,7 +348,7 @@ def print_end(
         follow = ["graphprobe", "explain", *target]
     if findings:
         first = foremost(findings)
-        place = [_near(first.source, base) if first.source else "", f"in {first.module}" if first.module else ""]
+        place = [_near(first.line, base) if first.line else "", f"in {first.module_in_words}" if first.module else ""]
         facts.append(("fault", in_short(first)))
         facts.append(("where", " ".join(part for part in place if part)))
         if is_proven(first):
@@ -378,7 +385,7 @@ def lines_from(diagnosis: Diagnosis) -> list[str]:
 def first_line_from(diagnosis: Diagnosis) -> str:
     """The first finding in one line, with the program's line; the first note of an undecided diagnosis."""
     for finding in diagnosis.findings:
-        place = f" at {finding.source}" if finding.source else ""
+        place = f" at {finding.line}" if finding.line else ""
         return f"{sentence(finding).rstrip('.')}{place}. Stage: {finding.stage_name}."
     return _one_line(diagnosis.notes[0]) if diagnosis.notes else ""
 

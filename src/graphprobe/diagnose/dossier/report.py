@@ -183,7 +183,7 @@ def versions_text(versions: Mapping[str, str]) -> str:
 
 def _what(finding: Finding) -> str:
     """What happens, where, and in which part of the compiler."""
-    place = f" (`{finding.source}`)" if finding.source else ""
+    place = f" (`{finding.line}`)" if finding.line else ""
     subject = f"`{finding.op}`{place}" if finding.op else f"the program{place}"
     kind, backward = WRONG[finding.kind], finding.direction == "backward"
     text = f"With `torch.compile`, {subject} {kind}{', in the backward' if backward else ''}."
@@ -236,8 +236,9 @@ def _facts(finding: Finding) -> str:
         "other suspects": ", ".join(finding.also),
         "node": finding.node,
         "kernel": finding.kernel,
+        "called from": finding.called_from,
         "source": finding.source,
-        "module": finding.module,
+        "module": finding.within or finding.module,
         "measured": "; ".join(details(finding)),
     }
     rows = [f"| {key} | {_cell(value)} |" for key, value in where.items() if value]

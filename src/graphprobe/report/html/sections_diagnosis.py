@@ -64,8 +64,8 @@ def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix
     panes: list[Pane] = []
     marks: list[list[int]] = []
     if finding.source:
-        place = sources.short(finding.source)
-        pane, at = source_pane([place], sources, around=AROUND)
+        places = [sources.short(place) for place in (finding.called_from, finding.source) if place]
+        pane, at = source_pane(places, sources, around=AROUND)
         if pane.lines:
             panes.append(pane)
             marks.append(list(at.values()))
