@@ -21,6 +21,7 @@ from graphprobe.diagnose import check_case, ladder, notes, references, unexplain
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.engine import memory
 from graphprobe.engine.forked_child import Outcome
