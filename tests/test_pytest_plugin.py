@@ -184,7 +184,7 @@ def test_it():
     done = pytest_in(tmp_path, run_warm, program, "--graphprobe", "-n", "0")
     assert done.code == 1 and "diagnosing" not in done.out, done.out
     dossiers = [path.relative_to(tmp_path).as_posix() for path in tmp_path.glob(".graphprobe/*/*")]
-    assert dossiers == [".graphprobe/test_net.py-test_it/codegen-torch.relu"], "those of the assertion, once"
+    assert dossiers == [".graphprobe/test_net.py-test_it/backend-torch.relu"], "those of the assertion, once"
     assert told(done)["test_it"].startswith("FAULT net (test_net.py:6): Compiled, torch.relu gives wrong numbers")
     assert "E           operation: torch.relu, node relu" in done.out
     assert "assertion.py" not in done.out, "the traceback ends in the test"

@@ -47,7 +47,7 @@ def findings_for(
 
     They are those that the rungs have given, with what searches find where none of these explains it.
     """
-    if ladder.compilation.maker is not None and rung == ladder.top:
+    if ladder.compilation.maker is not None and rung == ladder.top and differences[0].kind not in DEATHS:
         with ladder.in_time("which pass of the backend is to blame"):
             given = [*given, *_of_own_backend(ladder, differences)]
             rung = first_wrong(ladder.states()) or rung
@@ -58,12 +58,8 @@ def findings_for(
 def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:
     """Its passes that are wrong; of a backend that calls Inductor what Inductor's rungs say, if that fails alone."""
     ladder.on_step("passes")
-    looked = ladder.step(partial(steps.own_passes, ladder.program, ladder.compilation, differences[0]))
-    if looked.value is None:
-        return []
-    report = msgspec.convert(looked.value, RungReport)
+    report = _asked(ladder, partial(steps.own_passes, ladder.program, ladder.compilation, differences[0]))
     ladder.result.notes += report.notes
-    ladder.result.compiles += report.compiles
     ladder.raised_in = report.origin.pass_ if report.origin is not None else None
     if report.findings or ladder.raised_in is not None or not report.calls_inductor:
         return report.findings
@@ -253,15 +249,19 @@ def _narrowed(ladder: Ladder) -> Graphs:
 
 
 def _ask(ladder: Ladder, step: Any) -> list[Finding]:
+    return _asked(ladder, step).findings
+
+
+def _asked(ladder: Ladder, step: Any) -> RungReport:
     outcome = ladder.step(step, compilations=SEARCHED)
     if outcome.died or outcome.raised is not None:
         if outcome.raised is not None:
             log.info("a search for the op: %s", outcome.raised.trace)
         why = outcome.raised.line if outcome.raised is not None else outcome.end
         ladder.result.notes.append(f"a search for the op ended early: {why}")
-        return []
+        return RungReport()
     report = msgspec.convert(outcome.value, RungReport)
     ladder.result.compiles += report.compiles
     ladder.suspected += report.suspected
     ladder.tell_facts(*notes.proven(report.findings))
-    return report.findings
+    return report

@@ -23,7 +23,7 @@ from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.program_text.parts import Place, TextProgram, bindings, tree_of
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
-from graphprobe.engine.naming import short_place
+from graphprobe.engine.naming import is_library, short_place
 from graphprobe.internals.dynamo.torch_backends import aot_arguments, aot_autograd, registered, unwrapped
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.frames.encoding import Encoder
@@ -138,7 +138,8 @@ def place_of_backend(backend: Any) -> str | None:
     if code is None and arguments is not None:
         return place_of_backend(arguments["fw_compiler"])
     code = code or getattr(type(inner).__call__, "__code__", None)
-    return None if code is None else short_place(code.co_filename, code.co_firstlineno)
+    own = code is not None and not is_library(code.co_filename)
+    return short_place(code.co_filename, code.co_firstlineno) if code is not None and own else None
 
 
 def merged_text(owns: Iterable[OwnBackend]) -> str | None:

@@ -51,6 +51,7 @@ def look_at_bits(ladder: Ladder) -> None:
     ladder.result.findings = [Finding(kind="not_bitwise", stage="unknown", reason=bits_in_words(steady))]
     with ladder.in_time("where the bits begin to differ"):
         ladder.result.findings = [_located(ladder, steady)]
+        ladder.compilation.complete(ladder.result.findings[0])
     with ladder.in_time("whether the program differs by itself"):
         ladder.by_program(prove_by_program, where=steady[0].observable)
 
