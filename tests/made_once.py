@@ -1,4 +1,4 @@
-"""What a session of tests makes once, on first use: a run, dumps, diagnoses, a comparison, a profile.
+"""What a session of tests makes once, on first use: a run and dumps.
 
 Nobody may change what is made here: copy it first.
 """
@@ -40,28 +40,6 @@ for name in sys.argv[1:]:
 """
 """Dumps a compiled graph into each folder that it is given: `values` gets values, any other one statistics."""
 
-CALLS = """
-import sys, torch, graphprobe
-for name, factor in (("old", 1.0), ("new", 1.01)):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    with graphprobe.dump(name, model=model, data="tensor", stack=True):
-        (model[2](model[1](model[0](torch.ones(4, 8))) * factor)).sum().backward()
-"""
-
-FUNCTION = """
-import torch
-
-def scaled(x):
-    return torch.relu(x) * 2
-
-def make():
-    torch.manual_seed(0)
-    return scaled, (torch.randn(4, 8),)
-"""
-FAULTY = f'{FUNCTION}\nimport torch._inductor.config as c\nc.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"\n'
-"""With a fault of Inductor's own, made for testing: the C++ for ReLU adds 1."""
-
 Command = Callable[..., Path]
 
 
@@ -93,39 +71,3 @@ def graph_dumps(in_folder: Command) -> dict[str, Path]:
     """Dumps of one compiled graph, by what they hold: `stats` or `values`."""
     folder = in_folder("graphs", {}, "-c", GRAPHS, "stats", "values")
     return {name: folder / name for name in ("stats", "values")}
-
-
-@pytest.fixture(scope="session")
-def call_dumps(in_folder: Command) -> dict[str, Path]:
-    """Dumps of torch's calls with values, of an `old` program and a `new` one, in which a factor is wrong."""
-    folder = in_folder("calls", {}, "-c", CALLS)
-    return {name: folder / name for name in ("old", "new")}
-
-
-@pytest.fixture(scope="session")
-def compared_dumps(in_folder: Command, call_dumps: dict[str, Path]) -> Path:
-    """The folder of the comparison of `call_dumps`: comparison.json, rows.jsonl, report.html."""
-    command = f"-m graphprobe compare {call_dumps['new']} {call_dumps['old']} --out out"
-    return in_folder("comparison", {}, *command.split(), code=1) / "out"
-
-
-@pytest.fixture(scope="session")
-def profiled(in_folder: Command) -> Path:
-    """A profile of `program.py`, as JSON."""
-    folder = in_folder("profile", {"program.py": PROGRAM}, *"-m graphprobe profile -o profile.json program.py".split())
-    return folder / "profile.json"
-
-
-DIAGNOSE = "-m graphprobe diagnose --no-grad --json result.json --out proofs model.py:make".split()
-
-
-@pytest.fixture(scope="session")
-def diagnosed_healthy(in_folder: Command) -> Path:
-    """The folder of a diagnosis that found nothing, with `result.json`."""
-    return in_folder("healthy", {"model.py": FUNCTION}, *DIAGNOSE)
-
-
-@pytest.fixture(scope="session")
-def diagnosed_fault(in_folder: Command) -> Path:
-    """The folder of a diagnosis that found a fault, with `result.json` and its dossier below `proofs`."""
-    return in_folder("fault", {"model.py": FAULTY}, *DIAGNOSE, code=1)
