@@ -22,6 +22,7 @@ import torch._inductor.async_compile  # once here, not in each child
 import torch._inductor.config
 
 from engine.processes import gone, written
+from graphprobe.engine import forked_child
 from graphprobe.engine.forked_child import TAIL, compiled_to, isolated
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals import after_fork
@@ -455,3 +456,58 @@ def test_with_threads_of_autograd_there_is_no_fork() -> None:
     while Path("/proc/self/task", str(thread.native_id)).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert after_fork.can_fork()
+
+
+@pytest.mark.parametrize(("held_s", "stuck"), [(3.0, False), (60.0, True)])
+def test_a_step_that_waits_for_a_lock_of_another_thread_is_begun_again(
+    held_s: float, stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing of the step, and is no hang, if the lock is not released meanwhile."""
+    monkeypatch.setattr(forked_child, "STUCK_S", 1.0)
+    lock, held, over = threading.Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(held_s)
+
+    def step() -> bool:
+        with lock:
+            return True
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    monkeypatch.setattr(forked_child, "TRIES", 2 if stuck else 100)
+    outcome = isolated(step, timeout_s=300)
+    over.set()
+    thread.join()
+    assert (outcome.value, outcome.stuck, outcome.died) == (None if stuck else True, stuck, False)
+    assert not stuck or (outcome.raised is not None and "in step" in outcome.raised.message)
+
+
+def test_a_step_that_works_or_sleeps_beside_other_threads_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_child, "STUCK_S", 0.6)
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+
+    def in_a_thread() -> bool:
+        busy = threading.Thread(target=lambda: [sum(range(100_000)) for _ in range(400)])
+        busy.start()
+        busy.join()
+        return True
+
+    def in_a_process() -> bool:
+        waits = threading.Thread(target=subprocess.run, args=([sys.executable, "-c", "import time; time.sleep(1)"],))
+        waits.start()
+        waits.join()
+        return True
+
+    steps: list[Callable[[], Any]] = [lambda: time.sleep(1), in_a_thread, in_a_process]
+    outcomes = [isolated(step, timeout_s=120) for step in steps]
+    late = isolated(lambda: time.sleep(60), timeout_s=1.0)
+    over.set()
+    thread.join()
+    assert [(outcome.value, outcome.raised) for outcome in outcomes] == [(None, None), (True, None), (True, None)]
+    assert late.timed_out and not late.stuck

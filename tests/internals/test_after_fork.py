@@ -1,21 +1,99 @@
-"""What another process is told of the test programs for vector instructions, which take seconds in each."""
+"""Locks of other threads at a fork, and what another process is told of the test programs for vector instructions."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
+import os
 import platform
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch._inductor.cpu_vec_isa as vec_isa
+from torch._dynamo import convert_frame
 from torch._inductor import config
 
 from conftest import Finished
 from graphprobe.diagnose.dossier.proof_run import run_script
+from graphprobe.internals import after_fork
 from graphprobe.internals.after_fork import INSTRUCTIONS_OK, instructions_known
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one instruction set")
+x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one instruction set")
+
+
+def child_of(fork: Callable[[], int], work: Callable[[], bool], *, limit_s: float = 20.0) -> bool:
+    """Whether `work`, in a thread of a child, comes to an end in time and returns True."""
+    if (child := fork()) == 0:
+        done: list[bool] = []
+        thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        os._exit(done != [True])
+    return os.waitpid(child, 0)[1] == 0
+
+
+@contextlib.contextmanager
+def elsewhere(work: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """`work` in another thread, which calls what it is given once it may go on here."""
+    begun = threading.Event()
+    thread = threading.Thread(target=work, args=(begun.set,))
+    thread.start()
+    assert begun.wait(60)
+    yield
+    thread.join()
+
+
+@pytest.mark.parametrize("fork", [os.fork, after_fork.fork])
+@pytest.mark.parametrize("ends", [True, False])
+def test_dynamos_lock_is_free_in_a_child(fork: Callable[[], int], ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another thread: one that ends its compile in time, or not; of this thread, which may be compiling."""
+    before, over = convert_frame.compile_lock, threading.Event()
+    monkeypatch.setattr(after_fork, "WAIT_S", 60.0 if ends else 0.1)
+    good, compiled = fork is after_fork.fork, torch.compile(torch.sin, backend="eager")
+
+    def compile_slowly(begun: Callable[[], None]) -> None:
+        with before:
+            begun()
+            over.wait(1.0 if ends else 60.0)
+            ended.append(True)
+
+    def work() -> bool:
+        torch.compiler.reset()
+        return bool(compiled(torch.zeros(2)).sum() == 0) and bool(ended) == ends
+
+    ended: list[bool] = []
+    with elsewhere(compile_slowly):
+        assert child_of(fork, work, limit_s=20.0 if good else 0.5) == good
+        over.set()
+    assert convert_frame.compile_lock is before
+    with before:
+        assert child_of(fork, lambda: before is not convert_frame.compile_lock) == good
+
+
+def test_a_module_that_another_thread_imports_can_be_had_in_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_slowly.py").write_text("import time; here = 1; time.sleep(1.5); late = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    for wait_s, late in ((0.1, False), (60.0, True)):
+        monkeypatch.setattr(after_fork, "WAIT_S", wait_s)
+
+        def import_slowly(begun: Callable[[], None]) -> None:
+            threading.Timer(0.5, begun).start()
+            importlib.import_module("imported_slowly")
+
+        def work(late: bool = late) -> bool:
+            module = importlib.import_module("imported_slowly")
+            return module.here == 1 and hasattr(module, "late") == late
+
+        monkeypatch.delitem(sys.modules, "imported_slowly", raising=False)
+        with elsewhere(import_slowly):
+            assert child_of(after_fork.fork, work)
 
 
 class Probed:
@@ -28,6 +106,7 @@ class Probed:
         monkeypatch.setattr(vec_isa, "x86_isa_checker", lambda: ["narrow", "wide"])
 
 
+@x86_64
 def test_the_environment_says_that_all_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     probed = Probed(monkeypatch, ["wide", "narrow"])
     with config.patch({"cpp.vec_isa_ok": None}):
@@ -36,6 +115,7 @@ def test_the_environment_says_that_all_can_be_used(monkeypatch: pytest.MonkeyPat
         assert instructions_known() == {INSTRUCTIONS_OK: "1"}
 
 
+@x86_64
 @pytest.mark.parametrize(
     ("usable", "asked"), [(["narrow"], None), (["wide", "narrow"], True), (["wide", "narrow"], False)]
 )
@@ -47,6 +127,7 @@ def test_nothing_is_said_where_one_cannot_be_used_or_the_user_has_set_it(
         assert instructions_known() == {}
 
 
+@x86_64
 def test_a_proof_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Probed(monkeypatch, ["wide", "narrow"]).tried()
     monkeypatch.delenv(INSTRUCTIONS_OK, raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,6 +123,10 @@ def neg(x: torch.Tensor) -> torch.Tensor:
     return -x
 
 
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
 class Doubling(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -176,3 +181,43 @@ def test_threads_of_a_child_that_is_forked_before_a_call_do_not_wait_for_the_tur
         assert not outcome.died, outcome.end
         assert outcome.value == [[2, 2], [0, 0], [1]], "compiled, and looked at by nobody"
         assert program(x).tolist() == [2, 2] and len(outcomes) == 2, "here it is looked at as ever"
+
+
+def test_while_a_call_is_looked_at_those_of_other_threads_run_uncompiled() -> None:
+    """Of the same function; one of another function waits for its turn."""
+    looked: list[str] = []
+    x, looking, others = torch.ones(2), threading.Event(), list[Any]()
+
+    def before(record: Compiled, args: Any, kwargs: Any) -> None:
+        looked.append(record.fn.__name__)
+        if len(looked) == 1:
+            looking.set()
+            beside.start()
+            beside.join(60)
+            assert record.beside == 2 and not beside.is_alive()
+
+    def call_twice() -> None:
+        assert looking.wait(60)
+        others.extend(program(x).tolist() for _ in range(2))
+
+    beside = threading.Thread(target=call_twice)
+    with standing_in(before):
+        program, second = torch.compile(neg, backend=backend), torch.compile(twice, backend=backend)
+        assert program(x).tolist() == [-1, -1] and others == [[-1, -1]] * 2
+        waiting = threading.Thread(target=lambda: others.append(second(x).tolist()))
+        waiting.start()
+        waiting.join(60)
+    assert looked == ["neg", "twice"] and others[2] == [2, 2]
+
+
+def test_in_a_process_that_the_program_forks_nothing_is_looked_at() -> None:
+    looked: list[int] = []
+    with standing_in(lambda *_: looked.append(os.getpid())) as calls:
+        program = torch.compile(neg, backend="eager")
+        assert calls.elsewhere[0] == 0
+        if (child := os.fork()) == 0:
+            os._exit(program(torch.ones(1)).item() != -1 or bool(looked))
+        assert os.waitpid(child, 0)[1] == 0
+        assert calls.elsewhere[0] == 1
+        program(torch.ones(1))
+    assert looked == [os.getpid()]

@@ -123,7 +123,8 @@ class Ladder:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
             return self.result
         self._fresh = None if forks else FreshProcesses(self.program, self.compilation, self.result.notes.append)
-        with self._fresh or contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: None if self._fresh is None else self._fresh.close())
             self._climb()
         if self.result.verdict == "undecided" and self._late:  # the reason stands first
             self.result.notes.remove(self._late)
@@ -208,6 +209,9 @@ class Ladder:
         with told_on(self._board):
             outcome = self._fresh.outcome(step, limit, left, self._board, wait) if self._fresh is not None else None
             outcome = outcome or isolated(step, timeout_s=min(limit, left), look=origin_of_stack, wait=wait)
+            if outcome.stuck and self._fresh is None:  # where no thread of this process has a lock
+                self._fresh = FreshProcesses(self.program, self.compilation, lambda reason: None)
+                outcome = self._fresh.outcome(step, limit, left, self._board, wait) or outcome
         if outcome.timed_out and left <= limit:  # it had its share of the time, which is not to say that it hangs
             where = STOOD.search(outcome.end)
             detail = f"the last {left:.0f} s in the step {self._name}{where[1] if where else ''}"

@@ -37,6 +37,8 @@ MOST_LOOKS = 40
 LAST_S = 2.0
 """What a diagnosis gets to say what it knows, once its time is over."""
 
+ELSEWHERE = "processes that the program forked called compiled functions, which were not looked into there"
+
 CRASHES = ("segfault", "hang", "crash_compile", "crash_runtime")
 """Kinds of faults after which the script goes on with the uncompiled function."""
 
@@ -166,6 +168,8 @@ def run_diagnosed(
         watcher.tell(name, Diagnosis(verdict="undecided", notes=[late], unfinished=True))
     problem = f"the script was ended: {watcher.stopped}" if watcher.stopped is not None else ended.problem
     unfinished = bool(options.budget.ended) or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
+    if calls.elsewhere[0]:
+        watcher.tell("other processes", Diagnosis(verdict="undecided", notes=[ELSEWHERE]))
     if calls.unseen or (ended.compiling and not watcher.diagnoses):
         watcher.tell(program.name, _undiagnosed(calls.unseen, ended))
     if not watcher.diagnoses:
@@ -199,7 +203,8 @@ class _Past:
 
     `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
     `looked_at`, `not_finite`: see `CallsLookedAt`. `raised`: a call has raised compiled, and was looked into. `last`:
-    number of the call that was diagnosed last, with `raises` as of its `Diagnosis`.
+    number of the call that was diagnosed last, with `raises` as of its `Diagnosis`. `compiled`: what the function was
+    compiled to, each time. `numbers`: of the last call of each thread.
     """
 
     name: str
@@ -214,6 +219,20 @@ class _Past:
     wrong: bool = False
     so_far: CallsSoFar | None = None
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
+    compiled: list[Compiled] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """Of the call that this thread makes."""
+        return self.numbers[threading.get_ident()]
+
+    def count(self, more: int) -> int:
+        """The number of calls, those included that other threads have made meanwhile."""
+        for one in self.compiled:
+            self.calls, one.beside = self.calls + one.beside, 0
+        self.calls += more
+        return self.calls
 
     def explains_exception(self) -> bool:
         """Whether the last diagnosis explains that the call raises: a fault, or it raises uncompiled, too."""
@@ -266,7 +285,7 @@ class _Watcher:
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Diagnose a call with a new signature; after a crash the script gets the function uncompiled."""
         past = self._past_of(compiled)
-        past.calls += 1
+        past.numbers[threading.get_ident()] = past.count(1)
         self._calls += 1
         compiled.uncompiled = compiled.uncompiled or past.uncompiled
         mode = mode_of(compiled.fn, args)
@@ -283,7 +302,7 @@ class _Watcher:
 
     def _is_wanted(self, past: _Past, signature: Any) -> bool:
         if self.options.calls is not None:
-            return past.calls in self.options.calls
+            return past.number in self.options.calls
         return len(past.seen) < MOST and signature not in past.seen
 
     def after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -291,8 +310,8 @@ class _Watcher:
         past = self._past_of(compiled)
         if self.stopped is not None or past.wrong or past.not_finite is not None or is_finite(result):
             return
-        past.not_finite = past.calls
-        if past.calls not in past.looked_at:
+        past.not_finite = past.number
+        if past.not_finite not in past.looked_at:
             with self._busy():
                 self._look_at(compiled, past, None, args, kwargs)
         if self.stopped is not None:
@@ -305,19 +324,19 @@ class _Watcher:
             return
         past.raised = True
         with self._busy():
-            if past.last != past.calls:
+            if past.last != past.number:
                 self._look_at(compiled, past, None, args, kwargs)
             if not past.explains_exception():
                 self._look_in_place(compiled, past, args, kwargs, at_any=True)
             if not past.explains_exception():
-                told = RAISED.format(call=past.calls, line=raised_from(error).line)
+                told = RAISED.format(call=past.number, line=raised_from(error).line)
                 self._told(past.name, past, Diagnosis(verdict="undecided", notes=[told]))
         if self.stopped is not None:
             raise ScriptStopped(0)
 
     def calls_looked_at(self) -> list[CallsLookedAt]:
         """Of each function, which of its calls were held against the uncompiled one."""
-        return [CallsLookedAt(p.name, p.calls, sorted(p.looked_at), p.not_finite) for p in self._all]
+        return [CallsLookedAt(p.name, p.count(0), sorted(p.looked_at), p.not_finite) for p in self._all]
 
     def _past_of(self, compiled: Compiled) -> _Past:
         """The calls of the function so far. Where one function is given to torch.compile again and again, its calls go
@@ -333,6 +352,7 @@ class _Watcher:
             if past not in self._all:
                 self._all.append(past)
             compiled.kept["past"] = past
+            past.compiled.append(compiled)
         found: _Past = compiled.kept["past"]
         return found
 
@@ -368,7 +388,7 @@ class _Watcher:
     def _look_at(
         self, compiled: Compiled, past: _Past, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        name = past.name if past.calls == 1 else f"{past.name}, call {past.calls}"
+        name = past.name if past.number == 1 else f"{past.name}, call {past.number}"
         alone = mode is None or self.options.calls is not None  # this very call is wanted, with its values
         try:
             call = copied_call(compiled.fn, args, kwargs)
@@ -382,15 +402,15 @@ class _Watcher:
 
                 self._known = EqualGraphs()
             if not alone and self._known.has(compiled, past.seen, calls, self.options.budget):
-                past.looked_at.add(past.calls)
+                past.looked_at.add(past.number)
                 return
             self._begin(name)
             diagnosis = self._diagnose(compiled, name, calls)
-            past.last, past.raises = past.calls, diagnosis.raises
+            past.last, past.raises = past.number, diagnosis.raises
             if not alone:
                 self._known.add(compiled, past.seen, calls, diagnosis)
             if diagnosis.verdict != "undecided":
-                past.looked_at.add(past.calls)
+                past.looked_at.add(past.number)
         except NoTimeLeft as spent:
             late = f"{spent}: whether the compiled program is right was not found out"
             diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)
@@ -426,7 +446,7 @@ class _Watcher:
         """
         from graphprobe.diagnose.searches import in_place
 
-        number, call = past.calls, (args, kwargs)
+        number, call = past.number, (args, kwargs)
         if number == 1 and not at_any:
             past.so_far = in_place.CallsSoFar()
         try:

@@ -97,6 +97,15 @@ POLL_S = 0.2
 LOOK_S = 3.0
 """What a step that is late gets beyond its time to say where it stands."""
 
+STUCK_S = 8.0
+"""A step of a forked child that does nothing for so long but wait for a lock is begun again."""
+
+TRIES = 3
+"""How often a step is begun that waits for a lock."""
+
+STUCK = "LockOfAnotherThread"
+"""In the place of the class of an exception: how each try of a step has ended."""
+
 PR_SET_PDEATHSIG = 1
 """Of `prctl`: the signal that a process gets when its parent ends."""
 
@@ -131,6 +140,11 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.signal is not None or self.timed_out
 
     @property
+    def stuck(self) -> bool:
+        """Whether it waited for a lock that a thread of its parent had: that says nothing of it."""
+        return self.raised is not None and self.raised.type == STUCK
+
+    @property
     def short_of_memory(self) -> bool:
         """Whether somebody else has ended it, which the system does where memory is short: that says nothing of it."""
         return self.signal == "SIGKILL"
@@ -142,9 +156,14 @@ class Outcome(msgspec.Struct, frozen=True):
             short = ", as the system does where memory is short" if self.short_of_memory else ""
             said = re.findall(r"^ *what\(\): *(.+)$", self.output, re.MULTILINE)
             return f"the process was ended by {self.signal}{short}{f': {said[-1]:.200}' if said else ''}"
-        places = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', self.stack, re.MULTILINE)
-        where = " It stood in {2} ({0}:{1}).".format(*places[-1]) if places else ""
+        where = _place(self.stack)
         return f"it did not end within {self.seconds:.0f} s{'.' if where else ''}{where}"
+
+
+def _place(stack: str) -> str:
+    """The innermost frame of a stack, as a sentence."""
+    places = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', stack, re.MULTILINE)
+    return " It stood in {2} ({0}:{1}).".format(*places[-1]) if places else ""
 
 
 def isolated(
@@ -162,7 +181,7 @@ def isolated(
 
     Where the step does not end in time, `look` is called in the child with the frame in which it stands. Meanwhile this
     process calls `wait` several times a second. Ctrl-C, and any other exception here, ends the step and all that it has
-    started.
+    started. A child has no thread of this process but one: a step that waits for a lock of another is begun again.
 
     Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected, and is ended as far as an
     `Alarm` can do that; `diagnose.program_text.fresh` has steps of a program in another process then.
@@ -171,13 +190,18 @@ def isolated(
         return _here(step, timeout_s)
 
     def start(reader: int, writer: int, output: int) -> int:
+        alone = threading.active_count() == 1
         child = forked(output)
         if child == 0:
             _close(reader)
-            answer(step, writer, timeout_s, look)
+            answer(step, writer, timeout_s, look, alone=alone)
         return child
 
-    return outcome_of(start, timeout_s=timeout_s, wait=wait)
+    for _ in range(TRIES):
+        outcome = outcome_of(start, timeout_s=timeout_s, wait=wait)
+        if not outcome.stuck:
+            break
+    return outcome
 
 
 def outcome_of(
@@ -190,10 +214,10 @@ def outcome_of(
         timeout_s: after so long, and a little more to say where it stands, it is killed.
         wait: called several times a second.
     """
-    started = time.monotonic()
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as output:
         child = start(reader, writer, output.fileno())
+        started = time.monotonic()  # a fork may have waited for other threads
         os.close(writer)
         data, timed_out = _receive(reader, child, started + timeout_s + LOOK_S, wait)
         _, status = os.waitpid(child, 0)
@@ -248,7 +272,7 @@ def forked(output: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     drawn, parent = random.getstate(), os.getpid()
-    child = os.fork()
+    child = after_fork.fork()
     if child == 0:
         try:
             random.setstate(drawn)  # Python seeds it anew after a fork
@@ -293,11 +317,18 @@ def _close(descriptor: int) -> None:
 
 
 def answer(
-    step: Callable[[], Any], writer: int, timeout_s: float, look: Callable[[FrameType], Any], *, fresh: bool = False
+    step: Callable[[], Any],
+    writer: int,
+    timeout_s: float,
+    look: Callable[[FrameType], Any],
+    *,
+    fresh: bool = False,
+    alone: bool = True,
 ) -> NoReturn:
     """Run the step of this child process, tell its parent what became of it, and end.
 
-    The step of a `fresh` process runs in its main thread, where an `Alarm` can end what it runs with `isolated`.
+    The step of a `fresh` process runs in its main thread, where an `Alarm` can end what it runs with `isolated`. The
+    parent of one that is not `alone` had other threads.
     """
     before, ended = peak(), threading.Event()
     result: list[bytes] = []
@@ -313,11 +344,16 @@ def answer(
         finally:
             ended.set()
 
-    def tell(worker: int) -> NoReturn:
+    def tell(worker: threading.Thread) -> NoReturn:
         try:
-            late = not ended.wait(timeout_s)
-            frame = sys._current_frames().get(worker) if late else None
-            if frame is not None:
+            stuck = not alone and _sticks(worker, ended, timeout_s)
+            late = stuck or not ended.wait(timeout_s if alone else 0.0)
+            frame = sys._current_frames().get(worker.ident or 0) if late else None
+            if frame is not None and stuck:
+                stack = _stack_text(frame)
+                why = f"it waits for a lock that is not released in a child process.{_place(stack)}"
+                result.append(msgspec.msgpack.encode((None, Raised(STUCK, why, stack), "", 0)))
+            elif frame is not None:
                 seen, _ = _attempt(lambda: look(frame))
                 result.append(msgspec.msgpack.encode((seen, None, _stack_text(frame), peak() - before)))
             sys.stdout.flush()
@@ -331,12 +367,39 @@ def answer(
 
     try:
         if not fresh:
-            tell(in_fresh_thread(work).ident or 0)
-        threading.Thread(target=tell, args=(threading.get_ident(),)).start()
+            tell(in_fresh_thread(work))
+        threading.Thread(target=tell, args=(threading.current_thread(),)).start()
         work()
         threading.Event().wait()  # what is told ends the process
     finally:
         os._exit(0)
+
+
+def _sticks(worker: threading.Thread, ended: threading.Event, timeout_s: float) -> bool:
+    """Whether a step comes to wait for a lock that nobody in its process will release; it, or its time, may end first.
+
+    So it seems where its thread waits for a lock all the while, and no thread and no process that it started works.
+    """
+    now = worked = time.monotonic()
+    deadline, used = now + timeout_s, time.process_time()
+    while now < deadline:
+        if ended.wait(min(POLL_S, deadline - now)):
+            return False
+        now, before, used = time.monotonic(), used, time.process_time()
+        if used - before > POLL_S / 20 or not _waits_for_lock(worker):
+            worked = now
+        elif now - worked >= STUCK_S and not descendants(os.getpid()):
+            return True
+    return False
+
+
+def _waits_for_lock(thread: threading.Thread) -> bool:
+    """Whether a thread of this process sleeps in a futex; where the kernel hides in what, whether it sleeps."""
+    task = f"/proc/self/task/{thread.native_id}"
+    with contextlib.suppress(OSError), open(f"{task}/stat", "rb") as stat, open(f"{task}/wchan", "rb") as where:
+        place = where.read()
+        return stat.read().rpartition(b")")[2].split()[0] == b"S" and (place == b"0" or b"futex" in place)
+    return False
 
 
 def _stack_text(frame: FrameType) -> str:

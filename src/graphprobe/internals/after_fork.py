@@ -1,4 +1,4 @@
-"""What a forked child must settle before it compiles: torch's threads and compile workers stayed with the parent."""
+"""Forks, and what the child must settle before it compiles: other threads and compile workers are not in there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,6 +61,57 @@ def _start_autograd() -> None:
     if torch.cuda.device_count() == 0:
         with torch.inference_mode(False), require("torch._C", "DisableTorchFunction", purpose="a backward")():
             torch.ones((), device="cpu", requires_grad=True).backward()
+
+
+WAIT_S = 20.0
+"""How long a fork waits for other threads to finish what they compile or import."""
+
+
+def fork() -> int:
+    """As `os.fork`, while no other thread compiles or imports, unless that takes longer than `WAIT_S`.
+
+    Locks that other threads hold then are free in the child, where their holders are not.
+    """
+    deadline = time.monotonic() + WAIT_S
+    with _held(getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)):
+        while _others_import() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child = os.fork()
+    if child == 0:
+        _free_locks()
+    return child
+
+
+@contextlib.contextmanager
+def _held(lock: Any) -> Iterator[None]:
+    held = lock is not None and lock.acquire(timeout=WAIT_S)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
+
+
+def _others_import() -> bool:
+    bootstrap: Any = sys.modules["_frozen_importlib"]
+    owners = [getattr(lock(), "owner", None) for lock in list(bootstrap._module_locks.values())]
+    return any(owner not in (None, threading.get_ident()) for owner in owners)
+
+
+def _free_locks() -> None:
+    """Dynamo's and the import system's. A module that was half imported is taken as it is, as in circular imports."""
+    bootstrap: Any = sys.modules["_frozen_importlib"]
+    bootstrap._module_locks.clear()
+    bootstrap._blocking_on.clear()
+    module: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if hasattr(module, "compile_lock"):
+        module.compile_lock = threading.RLock()
+    handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    for name in list(vars(handler)) if handler is not None else ():
+        if name.endswith("__pending_callbacks_counter"):
+            setattr(handler, name, 0)
+        elif name.endswith("__pending_callbacks_counter_lock"):
+            setattr(handler, name, threading.Lock())
 
 
 def prepare() -> None:

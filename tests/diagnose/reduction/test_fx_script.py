@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext, suppress
 
 import cases
@@ -10,7 +9,6 @@ import pytest
 import torch
 from reduction import reduction_cases
 from reduction.reduction_cases import calls_of
-from torch._dynamo import convert_frame
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.repro import after_dynamo
 from torch._inductor import compile_fx
@@ -18,7 +16,6 @@ from torch._inductor import compile_fx
 from graphprobe.diagnose.reduction import script_cases, watch_script
 from graphprobe.diagnose.reduction.watch_script import Asked, ScriptWatch, asked_by
 from graphprobe.errors import UsageError
-from graphprobe.internals.dynamo import repro_hooks
 
 HEAVY = pytest.mark.heavy
 
@@ -185,16 +182,6 @@ def test_nothing_is_patched_when_it_is_off(watching):
     assert watch._hooks.missing == []
     watch.remove()
     assert patched() == before
-
-
-def test_a_lock_held_by_the_compiling_thread_is_free_in_children():
-    before = convert_frame.compile_lock
-    with repro_hooks.Children():
-        child = os.fork()
-        if child == 0:
-            os._exit(convert_frame.compile_lock is before)
-    assert os.waitpid(child, 0)[1] == 0
-    assert convert_frame.compile_lock is before
 
 
 @pytest.mark.heavy

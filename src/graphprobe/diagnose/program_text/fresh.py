@@ -157,16 +157,14 @@ class FreshProcesses:
         assert self._folder is not None
         return Path(self._folder.name)
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Remove the folder."""
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
     def _give_up(self, reason: str) -> None:
-        self.__exit__()
+        self.close()
         self._note(HERE.format(reason=reason))
 
     def outcome(

@@ -108,7 +108,7 @@ def _answer(outcome: Outcome, phase: int) -> Answer:
         return Answer(OracleVerdict.FAILS, sign.of_death(outcome.signal), f"the process {how}")
     if outcome.raised is not None:
         text = f"{outcome.raised.type}: {outcome.raised.message}"
-        if phase <= UNCOMPILED:
+        if phase <= UNCOMPILED or outcome.stuck:
             return unresolved(text)
         return Answer(OracleVerdict.FAILS, sign.of_exception(outcome.raised, compiling=False), text)
     return msgspec.convert(outcome.value, Answer)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals.dynamo import repro_hooks
-from graphprobe.internals.dynamo.repro_hooks import Children, Compile, GraphBackend, ReproHooks
+from graphprobe.internals.dynamo.repro_hooks import Compile, GraphBackend, ReproHooks
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.case import Case
@@ -121,7 +121,6 @@ class ScriptWatch:
         self._options, self._exit = dict(options or {}), exit
         self._base = Path.cwd()  # the program may go elsewhere
         self._hooks = ReproHooks(self._place, self._dynamo, self._aot)
-        self._children = Children()
         self._turn = threading.Lock()
         self._on = self._busy = False
 
@@ -304,7 +303,6 @@ class ScriptWatch:
         try:
             with ExitStack() as stack:
                 stack.enter_context(repro_hooks.switched_off())
-                stack.enter_context(self._children)
                 stack.enter_context(script_cases.undisturbed(case))
                 yield
         finally:

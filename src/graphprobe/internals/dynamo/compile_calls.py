@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import mmap
 import os
 import threading
 from collections import Counter
@@ -32,6 +33,8 @@ class Compiled:
         called: what the program calls: what was compiled, without the watch.
         uncompiled: from now on the program gets `fn` itself instead of what was compiled.
         graphs: how many Dynamo has compiled in its calls.
+        taken: by the thread that looks at a call; calls of other threads run uncompiled meanwhile.
+        beside: how many calls that were since `before` was last called.
         kept: for the observer's own notes on this function.
     """
 
@@ -44,6 +47,8 @@ class Compiled:
     called: Callable[..., Any] | None = None
     uncompiled: bool = False
     graphs: int = 0
+    taken: threading.Lock = field(default_factory=threading.Lock)
+    beside: int = 0
     kept: dict[str, Any] = field(default_factory=dict)
 
     def lone_backend(self) -> str | Callable[..., Any]:
@@ -77,12 +82,15 @@ class CompileCalls(Subscription):
     libraries that take the context of a compiled module and call it on methods.
 
     `before(compiled, args, kwargs)` is called ahead of each call of such a function, `after(compiled, args, kwargs,
-    result)` behind it; while they run, compiled functions run uncompiled and Dynamo is torch's own, in this
-    thread and in every thread of children forked meanwhile. Threads take turns.
+    result)` behind it, `failed(compiled, args, kwargs, error)` where it raises; while they run, compiled functions run
+    uncompiled and Dynamo is torch's own, in this thread and in every thread of children forked meanwhile. Threads take
+    turns, but for calls of one function: while one is looked at, those of other threads run uncompiled. In processes
+    forked by the program nothing is looked at.
 
     Attributes:
         compiled: the functions.
         unseen: names of the functions of which Dynamo has compiled graphs outside of their calls, with the counts.
+        elsewhere: memory that such processes share; not 0 once one of them has called a compiled function.
 
     Args:
         before: may set `compiled.uncompiled`. What it raises goes to the program.
@@ -101,10 +109,11 @@ class CompileCalls(Subscription):
     ) -> None:
         self.compiled: list[Compiled] = []
         self.unseen = Counter[str]()
+        self.elsewhere, self._pid = mmap.mmap(-1, 1), os.getpid()
         self._before, self._after, self._failed, self._overrides = before, after, failed, dict(overrides or {})
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._called = contextvars.ContextVar[Compiled | None]("graphprobe_called", default=None)
-        self._turn = threading.RLock()
+        self._turn, self._beside = threading.RLock(), threading.Lock()
         self._busy = 0  # number of the process in which `before` runs; in a child nobody would give back the turn
         patches = [
             Patch("compile_calls", "torch._dynamo.eval_frame", "OptimizeContext.__call__", self._make),
@@ -165,6 +174,9 @@ class CompileCalls(Subscription):
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._pid and not self._is_inside():
+                self.elsewhere[0] = 1
+                return compiled(*args, **kwargs)
             if not self._wants_compiled(record, args, kwargs):
                 return fn(*args, **kwargs)
             token = self._called.set(record)
@@ -193,9 +205,17 @@ class CompileCalls(Subscription):
     def _wants_compiled(self, record: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if self._is_inside():
             return False
-        if not record.uncompiled:
+        if record.uncompiled:
+            return False
+        if not record.taken.acquire(blocking=False):
+            with self._beside:
+                record.beside += 1
+            return False
+        try:
             with self._inside_turn():
                 self._before(record, args, kwargs)
+        finally:
+            record.taken.release()
         return not record.uncompiled
 
     @contextlib.contextmanager

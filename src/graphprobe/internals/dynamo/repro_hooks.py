@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,36 +155,3 @@ def switched_off() -> Iterator[None]:
         if config is not None:
             stack.enter_context(config.patch(repro_after=None))
         yield
-
-
-class Children:
-    """Children that are forked in a `with` block can compile, even if the thread that forks them is compiling.
-
-    Else the lock that Dynamo compiles under would be held for ever, and Dynamo's state could not be reset.
-    """
-
-    def __init__(self) -> None:
-        self._wanted = False
-        self._registered = False
-
-    def __enter__(self) -> None:
-        if not self._registered:
-            self._registered = True
-            os.register_at_fork(after_in_child=self._renew)
-        self._wanted = True
-
-    def __exit__(self, *_: object) -> None:
-        self._wanted = False
-
-    def _renew(self) -> None:
-        if not self._wanted:
-            return
-        module: Any = sys.modules.get("torch._dynamo.convert_frame")
-        if hasattr(module, "compile_lock"):
-            module.compile_lock = threading.RLock()
-        handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-        for name in list(vars(handler)) if handler is not None else ():
-            if name.endswith("__pending_callbacks_counter"):
-                setattr(handler, name, 0)
-            elif name.endswith("__pending_callbacks_counter_lock"):
-                setattr(handler, name, threading.Lock())
