@@ -212,6 +212,39 @@ def test_equal():
 """
 
 
+INTERRUPTED = """
+import torch
+from pathlib import Path
+
+def off(gm, inputs):
+    return lambda *args: [out + 1 for out in gm(*args)]
+
+def again(call):
+    if Path("seen").exists():
+        call()
+        raise KeyboardInterrupt
+    Path("seen").touch()
+    assert torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(2)) is None
+
+def test_before():
+    again(lambda: None)
+
+def test_behind_a_fault():
+    again(lambda: torch.compile(lambda x: x.sin(), backend=off)(torch.ones(2)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("test", "said"), [("before", "UNDECIDED its diagnosis was interrupted"), ("behind_a_fault", "FAULT ")]
+)
+def test_a_diagnosis_that_is_interrupted_says_what_it_knows(
+    test: str, said: str, run_warm: Python, tmp_path: Path
+) -> None:
+    done = pytest_in(tmp_path, run_warm, INTERRUPTED, "--graphprobe", "-n", "0", "-k", test)
+    assert done.code == 2 and told(done)[f"test_{test}"].startswith(said), done.out
+
+
 @pytest.mark.slow
 def test_exact_is_for_every_assertion_of_the_session(run_warm: Python, tmp_path: Path) -> None:
     for options, code, said in ((), 0, "2 passed"), (["--graphprobe-exact"], 1, "1 failed, 1 passed"):

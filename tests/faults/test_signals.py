@@ -99,6 +99,12 @@ LIMIT_S = 20.0
 """Five are promised, on a machine with nothing else to do."""
 
 
+def _as_usual() -> None:
+    """What a shell or `nohup` may have had ignored is not: a command leaves that as it is."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Command:
     """A command under way, in a group of its own. What it starts is known by a variable of its environment."""
 
@@ -112,7 +118,7 @@ class Command:
             stdout=(folder / "out").open("w"),
             stderr=(folder / "err").open("w"),
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=_as_usual,
         )
 
     def wait_until(self, text: str, limit_s: float = 300) -> None:

@@ -221,9 +221,16 @@ class FailingTests:
             torch.compiler.reset()
         states.restore()
         self._again = True
+        diagnoses: Diagnoses = []
         try:
             with self.watch.diagnosing(folder) as diagnoses:
                 reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        except KeyboardInterrupt:
+            if any(diagnosis.verdict == "fault" for _, diagnosis in diagnoses):
+                self._tell(item.nodeid, diagnoses, folder)
+            else:
+                self.told.append(Told(item.nodeid, "undecided", "its diagnosis was interrupted"))
+            raise
         finally:
             self._again = False
         self._tell(item.nodeid, diagnoses, folder, again=any(report.failed for report in reports))
