@@ -202,6 +202,7 @@ def last_bits(diagnosis: Diagnosis) -> list[Content]:
 def sentence(finding: Finding) -> str:
     """What goes wrong, in one sentence."""
     what = KINDS.get(finding.kind, finding.kind)
+    what = what if finding.backend is None else what.replace("the compiler itself", "the backend")
     subject = short_op(finding.op) if finding.op else "the program"
     backward = ", in the backward pass" if finding.direction == "backward" and "backward" not in what else ""
     return f"Compiled, {subject} {what}{backward}."
