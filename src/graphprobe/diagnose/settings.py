@@ -114,7 +114,7 @@ class Compilation:
         """Its name, and where the program defines it: `name (file:line)`."""
         place = place_of_backend(self.backend) if self.maker is not None else None
         name = shown_name(self.backend).strip('"')
-        return name if place is None else f"{name} ({place})"
+        return name if place is None else f"{name.partition(' of ')[0]} ({place})"
 
     @property
     def maker(self) -> Callable[[], Any] | None:
