@@ -97,3 +97,18 @@ def test_two_functions_are_not_a_break_and_recompiles_count() -> None:
     assert len(backend.graphs) == 2 and "sin" in backend.graphs[0].code
     with pytest.raises(UsageError, match="no backend named 'nobody'"):
         ExplainWithBackend("nobody")
+
+
+@pytest.mark.parametrize("asks_size", [True, False])
+def test_a_size_is_no_tensor_to_choose_by(asks_size: bool) -> None:
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        if asks_size:
+            if len((x > 0).nonzero()) == 0:
+                return x
+        elif x.sum() > 0:
+            return x
+        return x + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        (row,) = graphprobe.explain(chosen)(torch.ones(3)).remedies
+    assert row.kind == "data-dependent-branch" and ("torch.where" in row.remedy) != asks_size

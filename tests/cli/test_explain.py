@@ -87,6 +87,34 @@ def test_page_scripts(page_files: Path, run_warm: Python, name: str, code: int) 
     assert masked(done.out) == masked(shown(f"graphprobe explain {name}")) and done.code == code
 
 
+LOOP = """
+import sys
+import torch
+@torch.compile(backend="eager")
+def step(x):
+    n = x.sum().item()
+    for i in range(2):
+        x = x + n
+        BREAK
+    return x
+step(torch.ones(3))
+print("ended", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_what_is_behind_a_break(loop: bool, run_warm: Python, tmp_path: Path) -> None:
+    """A break in the loop behind it leaves the rest uncompiled, and unseen; without one, the rest is compiled."""
+    (tmp_path / "program.py").write_text(LOOP.replace("BREAK", "torch._dynamo.graph_break()" if loop else "pass"))
+    done = run_warm("-m", "graphprobe", "explain", "program.py", cwd=tmp_path)
+    live = [line for line in done.err.splitlines() if line.startswith("graphprobe: break: ")]
+    assert live[0].startswith("graphprobe: break: tensor-item at program.py:6 in step: ") and len(live) == 1 + loop
+    assert done.err.index(live[-1]) < done.err.index("ended")
+    assert ("compiled before and behind it" in done.out) != loop
+    assert ("what comes behind it in the function runs uncompiled" in done.out) == loop
+    assert ("more may follow" in done.out.splitlines()[-2]) == loop
+
+
 @pytest.fixture(scope="module")
 def page_runs(page_files: Path, run_warm: Python) -> Path:
     done = run_warm("-m", "graphprobe", "run", "-q", "--out", "runs", "toy.py", cwd=page_files)
@@ -98,7 +126,8 @@ def test_page_run_is_explained_from_its_folder(page_runs: Path, monkeypatch: pyt
     monkeypatch.chdir(page_runs.parent)
     told = invoke("runs", "--json", "toy.json", code=1)
     table = shown("graphprobe explain toy.py").removeprefix("woo\n")
-    story, blank, closing = masked(table.replace("explain toy.py", "report runs")).rpartition("\nBREAKS: ")
+    before = "change that line, then: graphprobe explain toy.py"
+    story, blank, closing = masked(table.replace(before, "graphprobe report runs")).rpartition("\nBREAKS: ")
     assert masked(told.stdout) == f"{story}Wrote {Path.cwd() / 'toy.json'}\n{blank}{closing}"
     document = json.loads(Path("toy.json").read_text(encoding="utf-8"))
     rows = [(row["kind"], row["line"], row["count"]) for row in document["breaks"]]

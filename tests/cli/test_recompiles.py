@@ -52,6 +52,35 @@ def recorded(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+LIMIT = """
+import sys
+import torch
+@torch.compile(backend="eager")
+def step(x, mode):
+    return x.sin() if mode == "m0" else x.cos()
+for i in range(12):
+    step(torch.ones(3), f"m{i}")
+print("ended", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("script", "causes"), [(LIMIT, 1), (SILENT, 0)])
+def test_each_new_cause_is_said_as_it_comes(script: str, causes: int, run_warm: Python, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(script)
+    done = run_warm("-m", "graphprobe", "recompiles", "program.py", cwd=tmp_path)
+    live = [line for line in done.err.splitlines() if line.startswith("graphprobe: recompiles: ")]
+    assert len(live) == causes and done.code == bool(causes)
+    if causes:
+        assert live[0].startswith("graphprobe: recompiles: string-changed in step: ")
+        assert done.err.index(live[0]) < done.err.index("ended")
+        assert "limit-reached" in done.out and "first:  string-changed in step" in done.out, (
+            "what it leads to is no cause"
+        )
+        assert "next:   remove the first cause, then: graphprobe recompiles program.py" in done.out
+        printed = run_warm("-m", "graphprobe", "recompiles", "--json", "-", "program.py", cwd=tmp_path)
+        assert "graphprobe: recompiles: " not in printed.err and json.loads(printed.out)["groups"]
+
+
 def test_a_script(run_warm: Python, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(RECOMPILES)
     done = run_warm("-m", "graphprobe", "recompiles", "--json", "out.json", "program.py", "--epochs", "2", cwd=tmp_path)

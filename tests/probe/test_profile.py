@@ -69,6 +69,9 @@ def test_a_slow_pass_comes_first(plain: profile, slowed: profile) -> None:
     assert first.name == NAME
     assert first.count == 2 and first.total_ns >= 600_000_000  # forward and backward
     assert NAME not in [row.name for row in plain.summary().passes]
+    line = Sleeps.__call__.__code__.co_firstlineno
+    assert slowed.result.own_passes == {"post_grad_custom_post_pass": f"Sleeps, {__file__}:{line}"}
+    assert plain.result.own_passes == {}
     assert len(plain.summary().passes) >= 10
 
 

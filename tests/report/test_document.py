@@ -83,8 +83,6 @@ def test_the_terminal_breaks_prose_and_leaves_whole_what_is_copied() -> None:
         "           x = 1",
         "   why:    it is said in more",
         "           words than fit",
-        "   more:   one",
-        "           two",
     ]
     assert shown([d.Bullets(["a", "b"], "Some"), d.Note("c")]) == "Some:\n  - a\n  - b\nc\n"
 

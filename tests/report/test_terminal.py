@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from graphprobe.analysis.timing_records import Profile, Span
 from graphprobe.records import Where
+from graphprobe.report import profile_text
 from graphprobe.report.terminal import json_from_run, print_diff, print_lines, print_run
 from graphprobe.store import Run, RunWriter, layout
 from report.samples import diff_texts
@@ -54,7 +56,7 @@ def test_the_tree_says_what_ran_why_and_what_came_of_it(writer: RunWriter) -> No
         "recompiled: shape [3] of x",
         "model__0/forward/graph  2 KiB  000_aot_forward_graph.txt",
         "model__0/forward/after:fuse  1 B  +3 −1 nodes  2.5 ms  001_aot_forward_graph_after_fuse.txt",
-        "1 passes changed nothing",
+        "1 pass changed nothing",
     ):
         assert part in text, text
     assert not any(part in text for part in ("graph break", "first call", "idle", "\x1b"))
@@ -155,3 +157,13 @@ def test_paths_and_piped_lines_stay_whole(monkeypatch: pytest.MonkeyPatch) -> No
     file = io.StringIO()
     print_lines(["word " * 200], file=file)
     assert len(file.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize("own", [{"slow": "canonicalise, /p/slow.py:7"}, {}])
+def test_the_last_lines_name_a_slow_pass_of_the_program(own: dict[str, str]) -> None:
+    spans = [Span("dynamo", 0, 10**9, 0, compile_id="0/0")]
+    spans.append(Span("pass.post_grad_passes.slow", 10, 4 * 10**8 + 10, 0, parent=0, compile_id="0/0", kind="pass"))
+    profile = Profile("0", "2.13", "3.11", 0, 10**9, 0, spans, [], [], ["main"], own_passes=own)
+    file = io.StringIO()
+    profile_text.print_end(profile, "p.json", file=file)
+    assert ("slow = canonicalise, /p/slow.py:7, 0.400 s" in file.getvalue()) == bool(own)

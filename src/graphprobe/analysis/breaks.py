@@ -137,6 +137,11 @@ class BreakReport(msgspec.Struct, kw_only=True):
         return [row for row in self.breaks if row.outcome == "died"]
 
     @property
+    def hidden(self) -> bool:
+        """Whether more breaks may be behind those that were found, in code that Dynamo did not look at."""
+        return any(row.outcome in ("rest", "function") for row in self.breaks if row.inside is None)
+
+    @property
     def own_uncompiled(self) -> list[UncompiledFunction]:
         """Those that are neither torch's nor Python's."""
         return [row for row in self.uncompiled if row.inside is None]
@@ -179,6 +184,11 @@ def report_from_facts(
         what = (seen.function, seen.file, seen.line, seen.kind, seen.cause)
         count = frames[what].count + 1 if what in frames else 1
         frames[what] = msgspec.structs.replace(seen, count=count)
+    # What goes on behind a break is a function that begins on its line.
+    left_behind = {(row.file, row.line) for row in frames.values()}
+    for key, row in rows.items():
+        if row.outcome == "continued" and (row.file, row.line) in left_behind:
+            rows[key] = msgspec.structs.replace(row, outcome="rest")
     ordered = sorted(rows.values(), key=_order)
     return BreakReport(graphs=list(graphs), breaks=ordered, uncompiled=list(frames.values()))
 

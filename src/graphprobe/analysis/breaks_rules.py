@@ -67,6 +67,7 @@ BUILTIN = r"Failed to trace builtin operator"
 SCALAR = r"Unsupported Tensor\.item\(\) call.*|Data dependent operator"
 SHAPES = r"Dynamic shape operator.*"
 AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\(|\b(?P<compared>allclose|equal)\("
+ASKS_SIZE = r"\blen\(|\.(?:shape|ndim)\b|\.(?:size|numel)\("
 IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
 
 CHOOSE = (
@@ -99,6 +100,14 @@ RULES: tuple[BreakRule, ...] = (
         "how often the loop runs, `{condition}`, depends on the values of a tensor",
         LOOP,
         form=("While", "For"),
+    ),
+    BreakRule(
+        "data-dependent-branch",
+        JUMP,
+        "which way the program goes, `{condition}`, depends on a size that the values of a tensor decide",
+        "ask for no size: compute with every row, and multiply with the mask (of experts: with their weight, 0 where "
+        "none is chosen)",
+        source=ASKS_SIZE,
     ),
     BreakRule(
         "data-dependent-branch",

@@ -67,8 +67,9 @@ def _size(case: RemedyCase) -> list[str]:
 
 def _zero_one(case: RemedyCase) -> list[str]:
     return [
-        f"torch compiles sizes 0 and 1 by themselves: keep dim {case.dim} of {case.name} at 2 or more (pad, or drop "
-        "the last short batch)",
+        f"torch compiles sizes 0 and 1 alone: if dim {case.dim} of {case.name} is 1 by design (a decode step), "
+        "compile prefill and decode as two functions, or accept this version with --allow 1",
+        f"or keep dim {case.dim} of {case.name} at 2 or more (pad, or drop the last short batch)",
         f"or torch._dynamo.decorators.mark_unbacked({case.name}, {case.dim}) before each call, which takes 0 and 1 in",
     ]
 
@@ -220,7 +221,8 @@ def _closure(case: RemedyCase) -> list[str]:
 
 def _length(case: RemedyCase) -> list[str]:
     return [
-        f"give {case.name} one length: stack its tensors into one (torch.stack) with a dynamic dim 0, or pad the list",
+        f"give {case.name} one length: if it is a cache that grows, make its size fixed (StaticCache, or index_copy_ "
+        "into a tensor that is made once); pad a list, or stack it into one tensor (torch.stack) with a dynamic dim 0",
         f"or {_raise_limit(case)}",
     ]
 

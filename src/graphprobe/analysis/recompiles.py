@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -374,9 +374,7 @@ def report_from_facts(
     versions: dict[object, Versions] = {}  # of each code, which models of several names may share
     grouped: dict[tuple[object, ...], list[tuple[Recompile, Cause]]] = {}
     for fact in facts:
-        code = fact.compile_id.partition("/")[0] if fact.compile_id is not None else _function_key(fact)
-        for cause in causes_of(fact, versions.setdefault(code, Versions())):
-            key = (*_function_key(fact), cause.kind, cause.check.source, cause.check.dim)
+        for key, cause in keyed_causes(fact, versions):
             grouped.setdefault(key, []).append((fact, cause))
     groups = sorted((_group(members) for members in grouped.values()), key=lambda group: -group.count)
     functions = _functions(facts)
@@ -390,6 +388,20 @@ def report_from_facts(
         complete=complete,
         notes=list(notes),
     )
+
+
+def keyed_causes(fact: Recompile, versions: dict[object, Versions]) -> Iterator[tuple[tuple[object, ...], Cause]]:
+    """The causes of a recompilation, each with what it is grouped by; `versions`: of those before it."""
+    code = fact.compile_id.partition("/")[0] if fact.compile_id is not None else _function_key(fact)
+    for cause in causes_of(fact, versions.setdefault(code, Versions())):
+        yield (*_function_key(fact), cause.kind, cause.check.source, cause.check.dim), cause
+
+
+def new_causes(fact: Recompile, versions: dict[object, Versions], known: set[tuple[object, ...]]) -> list[Group]:
+    """The causes that no earlier recompilation had; `versions` and `known` are of those before it, and are added to."""
+    found = {key: cause for key, cause in keyed_causes(fact, versions) if key not in known}
+    known.update(found)
+    return [_group([(fact, cause)]) for cause in found.values()]
 
 
 def function_name(function: str) -> str:

@@ -82,6 +82,7 @@ class Profile(msgspec.Struct, frozen=True, omit_defaults=True):
         threads: names, in order of appearance.
         exit_code, error: how the program ended, when a program was run.
         notes: what could not be seen, and why.
+        own_passes: by setting, the program's function that it names as a pass, with its place.
     """
 
     graphprobe: str
@@ -98,6 +99,7 @@ class Profile(msgspec.Struct, frozen=True, omit_defaults=True):
     exit_code: Int64 | None = None
     error: str | None = None
     notes: list[str] = []
+    own_passes: dict[str, str] = {}
 
 
 class _File(msgspec.Struct):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, UncompiledFunction, report_from_facts
+from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, UncompiledFunction, judge, report_from_facts
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.errors import last_line
 from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of
@@ -179,9 +179,11 @@ def _lines(index: int, graph: ExplainedGraph) -> list[str]:
 
 
 class Heard:
-    """What was observed of breaks."""
+    """What was observed of breaks; `on_break` gets each that was not there before."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_break: Callable[[GraphBreak], None] | None = None) -> None:
+        self._on_break = on_break
+        self._known: set[tuple[str, ...]] = set()
         self.breaks: list[BreakFact] = []
         self.uncompiled_functions: list[UncompiledFact] = []
         self.notes: list[str] = []
@@ -193,6 +195,12 @@ class Heard:
     def graph_break(self, fact: BreakFact, backend: object) -> None:
         if self.means(backend):
             self.breaks.append(fact)
+            if self._on_break is not None:
+                row = judge(fact)
+                new = (row.where, row.kind, row.cause) not in self._known
+                self._known.add((row.where, row.kind, row.cause))
+                if new:
+                    self._on_break(row)
 
     def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
         if self.means(backend):
@@ -246,8 +254,8 @@ class NotedGraphs:
 class ProgramWatch(Heard):
     """Notes every graph and every graph break of this process between `start` and `stop`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, on_break: Callable[[GraphBreak], None] | None = None) -> None:
+        super().__init__(on_break)
         self._graphs = NotedGraphs()
         self._ends: list[Callable[[], None]] = []
 

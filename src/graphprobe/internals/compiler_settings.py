@@ -51,6 +51,18 @@ def changed_values(address: str) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def own_passes() -> dict[str, str]:
+    """The settings of Inductor that name a pass of the program's: its name and `file:line`."""
+    found = {}
+    for name, value in changed_values("torch._inductor.config"):
+        if "custom" in name and name.endswith("_pass") and callable(value):
+            named = value if hasattr(value, "__code__") else type(value)
+            code = getattr(named if hasattr(named, "__code__") else named.__call__, "__code__", None)
+            at = "" if code is None else f", {code.co_filename}:{code.co_firstlineno}"
+            found[name] = f"{named.__qualname__}{at}"
+    return found
+
+
 def _text(value: Any) -> str:
     """As Python writes it; a function by its name, an object by its class, without its address in memory."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):

@@ -17,6 +17,7 @@ from graphprobe.analysis.timing import TimingSummary, summary_of
 from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
+from graphprobe.internals.compiler_settings import own_passes
 from graphprobe.internals.timing.compile_timing import CompileTiming, OpenSpan
 from graphprobe.report.notebook import html_of, text_of
 from graphprobe.report.profile_text import print_profile
@@ -86,6 +87,7 @@ class profile:  # noqa: N801  # used like a function, as contextlib's are
             exit_code=exit_code,
             error=error,
             notes=_notes(timing),
+            own_passes=own_passes(),
         )
         return self._result
 

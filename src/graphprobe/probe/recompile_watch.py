@@ -9,11 +9,11 @@ from types import TracebackType
 import msgspec
 
 from graphprobe.analysis.recompile_facts import Recompile
-from graphprobe.analysis.recompiles import RecompileReport, report_from_facts
+from graphprobe.analysis.recompiles import RecompileReport, Versions, new_causes, report_from_facts
 from graphprobe.errors import UsageError, last_line
 from graphprobe.internals.bus import Subscription
 from graphprobe.internals.dynamo import recompile_taps
-from graphprobe.report.run_text import recompile_lines
+from graphprobe.report.run_text import group_line, recompile_lines
 
 
 class Recompiles:
@@ -22,12 +22,24 @@ class Recompiles:
     It changes neither what is compiled nor what torch logs; forked and started processes are not observed.
     """
 
-    def __init__(self, *, allowed: int = 0, wants: Callable[[object], bool] | None = None) -> None:
-        """`wants` gets the backend of a function that is recompiled, and says whether it counts. Rest: `recompiles`."""
+    def __init__(
+        self,
+        *,
+        allowed: int = 0,
+        wants: Callable[[object], bool] | None = None,
+        on_cause: Callable[[str], None] | None = None,
+    ) -> None:
+        """`wants` gets the backend of a function that is recompiled, and says whether it counts. Rest: `recompiles`.
+
+        `on_cause` gets each cause that was not there before, in one line, on the thread that compiles.
+        """
         if type(allowed) is not int or allowed < 0:
             raise UsageError(f"allowed={allowed!r}: it takes a number of recompilations, 0 or more")
         self._allowed = allowed
         self._wants = wants
+        self._on_cause = on_cause or (lambda text: None)
+        self._versions: dict[object, Versions] = {}
+        self._known: set[tuple[object, ...]] = set()
         self._facts: list[Recompile] = []
         self._notes: list[str] = []
         self._lock = threading.Lock()
@@ -85,6 +97,9 @@ class Recompiles:
         if self._wants is None or self._wants(backend):
             with self._lock:
                 self._facts.append(fact)
+                new = new_causes(fact, self._versions, self._known)
+            for group in new:
+                self._on_cause(group_line(group))
 
     def failed(self, what: str, details: str) -> None:
         """A fault of ours: say so, and get out of the program's way."""

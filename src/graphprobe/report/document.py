@@ -217,6 +217,6 @@ def plain(content: Content) -> str:
     raise TypeError(f"{type(content).__name__} stands on lines of its own")
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, many: str = "") -> str:
     """`1 call`, `2,000 calls`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else many or f'{noun}s'}"

@@ -12,6 +12,7 @@ from typing import IO
 from graphprobe.analysis.breaks import ERRORS, BreakReport, GraphBreak
 from graphprobe.report.document import Code, Content, Facts, Grid, Prose, counted
 from graphprobe.report.terminal import Console, Paper, Text, console_for, grid_lines, print_closing
+from graphprobe.report.visible import echo
 
 WIDTH, LABEL = 100, 9
 """Columns at which prose is broken, and of a label with its colon."""
@@ -50,6 +51,12 @@ def print_report(
         console.print(Text(f"not observed: {note}", "yellow"))
 
 
+def print_found(row: GraphBreak, base: Path) -> None:
+    """A break at the moment it is found, in a line on the standard error."""
+    what = "error" if row.kind in ERRORS else "break"
+    echo(f"graphprobe: {what}: {row.kind} at {_near(row.where, base)}: {row.cause}", err=True)
+
+
 def print_end(
     report: BreakReport,
     *,
@@ -75,10 +82,12 @@ def print_end(
     facts = [("first", f"{own[0].kind} at {_near(own[0].where, near)}")] if own else []
     facts += [("error", _near(row.error, near)) for row in report.died]
     facts += [("instead", row.remedy.partition("; or ")[0]) for row in own[:1]]  # the rest is in the list
+    facts += [("behind", "Dynamo looks no further behind a break in uncompiled code: more may follow")] * report.hidden
     counts = f"{counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
     if report.died:
         counts += f", {counted(len(report.died), 'compile error')}"
-    print_closing(f"BREAKS: {counts}", facts, follow=follow["breaks"], style="bold red", file=file)
+    once = "change that line" if follow["breaks"][1] == "explain" else ""
+    print_closing(f"BREAKS: {counts}", facts, follow=follow["breaks"], once=once, style="bold red", file=file)
 
 
 def _not_compiled(report: BreakReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ from graphprobe.report.terminal import grid_lines, print_closing, print_lines
 LONG_IMPORTS = 0.02
 """Share of the time of compiling from which imports before it are told."""
 
+OWN_PASS = "; to be cached, your pass must be a torch._inductor.custom_graph_pass.CustomGraphPass with a uuid()"
 CACHE_NAMES = {"aot_autograd": "AOTAutograd", "fx_graph": "FX graph", "cpp": "C++ kernels"}
 
 
@@ -51,6 +53,10 @@ def print_end(profile: Profile, file_name: str, *, file: IO[str] | None = None) 
         print_closing("NOTHING COMPILED: there is no time to show", follow=follow, style="bold yellow", file=file)
         return
     phases = [("slowest", f"{row.name}, {_s(row.self_ns)} s") for row in summary.phases[:1]]
+    for row in summary.passes:
+        if (own := profile.own_passes.get(row.name.rpartition(".")[2])) and row.total_ns >= summary.compile_ns / 10:
+            near = own.replace(f"{os.getcwd()}{os.sep}", "")
+            phases.append(("your pass", f"{row.name.rpartition('.')[2]} = {near}, {_s(row.total_ns)} s"))
     share = f", {summary.compile_ns / profile.wall_ns:.0%} of the program's time" if profile.wall_ns else ""
     print_closing(f"COMPILING: {_s(summary.compile_ns)} s{share}", phases, follow=follow, file=file)
 
@@ -151,7 +157,8 @@ def _cache_line(row: CacheRow) -> str:
     counts = [("hits", row.hits), ("misses", row.misses), ("bypassed", row.bypassed), ("off", row.disabled)]
     told = ", ".join(f"{count} {what}" for what, count in counts if count or what in ("hits", "misses"))
     reasons = f" ({'; '.join(row.reasons)})" if row.reasons else ""
-    return f"{name} cache: {told}{reasons}"
+    advice = OWN_PASS if any("custom" in reason and "pass" in reason for reason in row.reasons) else ""
+    return f"{name} cache: {told}{reasons}{advice}"
 
 
 def _phase_rows(summary: TimingSummary, top: int) -> list[tuple[Content, ...]]:

@@ -182,11 +182,13 @@ def print_end_of_recompiles(report: RecompileReport, target: Sequence[str], *, p
         run: `target` is a run.
     """
     follow = ["graphprobe", "report" if run else "recompiles", *target]
-    first = report.groups[0] if report.groups else None
-    facts = [] if first is None else [("first", f"{first.kind} in {function_name(first.function)}: {first.cause}")]
+    causes = [group for group in report.groups if group.kind != "limit-reached"]  # which is what comes of the others
+    first = next(iter(causes or report.groups), None)
+    facts = [] if first is None else [("first", group_line(first))]
     facts += [] if first is None else [("remedy", remedy) for remedy in first.remedies[:1]]
     if report.unwanted:
-        print_closing(f"RECOMPILES: {_counts(report)}", facts, follow=follow, style="bold red")
+        once = "" if run else "remove the first cause"
+        print_closing(f"RECOMPILES: {_counts(report)}", facts, follow=follow, once=once, style="bold red")
         return
     if problem is not None or not report.complete:
         why = problem or "there may be more recompilations than are listed"
@@ -205,6 +207,11 @@ def _function_line(function: Function, base: Path) -> str:
     text = counted(function.recompilations, "recompilation")
     shared = f", shared by {', '.join(function.owners)}" if function.owners else ""
     return f"{function_name(function.function)} ({place}): {text}{versions}{limit}{shared}"
+
+
+def group_line(group: Group) -> str:
+    """A cause in one line."""
+    return f"{group.kind} in {function_name(group.function)}: {group.cause}"
 
 
 def _group_lines(group: Group, base: Path) -> list[str]:

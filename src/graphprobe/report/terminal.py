@@ -32,6 +32,7 @@ from graphprobe.report.document import (
     Note,
     SourcePlace,
     Tone,
+    counted,
     plain,
 )
 from graphprobe.report.graph_diff import GraphDiff, Node, NodeDiff
@@ -81,7 +82,10 @@ def console_for(file: IO[str] | None = None) -> Console:
     """A console on `file` (standard output); it wraps nothing when piped, so that lines can be searched."""
     stream = sys.stdout if file is None else file
     kind, width = (_Wrapping, None) if stream.isatty() else (Console, _PIPED_WIDTH)
-    return kind(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=width is not None)
+    wide = width is not None
+    return kind(
+        file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=wide, force_jupyter=False
+    )
 
 
 class _Wrapping(Console):
@@ -166,6 +170,8 @@ class Paper:
                 self._console.print(Text(line, style))
 
     def _fact(self, label: str, value: Content, indent: int) -> None:
+        if isinstance(value, Folded):
+            return
         head = f"{' ' * indent}{label:<{self._label}}"
         for text, whole, style in lines_of(value):
             for line in [text] if whole else wrapped(text, self._width - len(head)):
@@ -175,8 +181,6 @@ class Paper:
 
 def lines_of(content: Content) -> Iterator[tuple[str, bool, str]]:
     """The lines of a fact: text, whether it is to stay whole, and style."""
-    if isinstance(content, Folded):
-        content = content.body
     if isinstance(content, list):
         for one in content:
             yield from lines_of(one)
@@ -254,7 +258,7 @@ def tree_from_run(run: Run, *, show_all: bool) -> Tree:
                 listed.add(event.path)
             hidden = len(events) - len(shown)
             if hidden:
-                twig.add(Text(f"{hidden} passes changed nothing (--all lists them)", "dim"))
+                twig.add(Text(f"{counted(hidden, 'pass', 'passes')} changed nothing (--all lists them)", "dim"))
     addresses = {event.seq: address for address, event in run.artifacts().items()}
     for event in run.events():
         if event.where.model is None:
@@ -468,6 +472,7 @@ def print_closing(
     facts: Sequence[tuple[str, str]] = (),
     *,
     follow: Words,
+    once: str = "",
     style: str = "bold",
     file: IO[str] | None = None,
 ) -> None:
@@ -476,12 +481,16 @@ def print_closing(
     Args:
         facts: label and text; those without a text are left out, and so are those beyond the third.
         follow: the next command, as its words.
+        once: what to do before it.
         style: of the verdict, as rich names it.
         file: standard output by default.
     """
     console = console_for(file)
     console.print(Text(_line(verdict), style))
-    shown = [*[fact for fact in facts if fact[1]][: LINES - 2], ("next", command_line(follow))]
+    shown = [
+        *[fact for fact in facts if fact[1]][: LINES - 2],
+        ("next", f"{once}{', then: ' * bool(once)}{command_line(follow)}"),
+    ]
     width = max((len(label) for label, _ in shown), default=0) + 2
     for label, fact in shown:
         head = f"  {label + ':':<{width}}"

@@ -144,11 +144,12 @@ def _program(
 ) -> int:
     from graphprobe.backends.explanation import ProgramWatch
     from graphprobe.probe import script
+    from graphprobe.report.explanation import print_found
 
     script.check(program)
     base = Path.cwd()  # the script may go elsewhere
     target = program.name
-    watch = ProgramWatch()
+    watch = ProgramWatch(None if printed else lambda row: print_found(row, base))
 
     def known() -> None:
         _show(target, *watch.report(), out, _again(typed), printed=printed, base=base, ended=GOES_ON)

@@ -84,7 +84,7 @@ def command(
     base = Path.cwd()  # the program may go elsewhere, or remove it
     tell = partial(_show, json_to=json_to, target=words_of(module, code, target), run=False, base=base)
     with filtered(only_function) as only, compiled_with(backend):
-        report, problem = _watched(program_of(module, code, target), allowed, tell)
+        report, problem = _watched(program_of(module, code, target), allowed, tell, live=not json_to.printed)
     tell(report, problem)
     ctx.exit(exit_code(only, _exit_code(report, problem)))
 
@@ -97,18 +97,20 @@ def _read(target: str, allowed: int) -> RecompileReport:
 
 
 def _watched(
-    program: ScriptTarget, allowed: int, tell: Callable[[RecompileReport, str], None]
+    program: ScriptTarget, allowed: int, tell: Callable[[RecompileReport, str], None], *, live: bool
 ) -> tuple[RecompileReport, str | None]:
     """Run the program to its end, threads included; what it failed with, if it failed.
 
-    `tell` shows what is known where a signal does not end it.
+    `tell` shows what is known where a signal does not end it. `live`: each new cause is printed as it comes.
     """
     from graphprobe.probe import script
     from graphprobe.probe.recompile_watch import Recompiles
 
     script.check(program)
     process = os.getpid()
-    watch = Recompiles(allowed=allowed)
+    watch = Recompiles(
+        allowed=allowed, on_cause=(lambda text: echo(f"graphprobe: recompiles: {text}", err=True)) if live else None
+    )
     watch.open()
     with at_signal(AtSignal(known=lambda: tell(watch.result(), GOES_ON))):
         ended = script.run(program)

@@ -79,4 +79,4 @@ def _end(run: Run, named: str, event: Event) -> None:
     at = next((at for at, other in enumerate(run.artifacts().values()) if other.seq == event.seq), len(addresses) - 1)
     further = addresses[at + 1 : at + 2]
     follow = ["graphprobe", "show", named, *further] if further else ["graphprobe", "report", named]
-    print_closing(f"SHOWN: {addresses[at]}, {at + 1} of {len(addresses)} files", follow=follow, file=sys.stderr)
+    print_closing(f"SHOWN: {addresses[at]}", follow=follow, file=sys.stderr)
