@@ -15,8 +15,8 @@ from cli.calling import FUSED, START, call, command_of, record
 from graphprobe.cli import dump_api, dump_graph
 from graphprobe.cli.main import COMMANDS, GROUPS
 from graphprobe.cli.output import JSON_METAVAR, word_of_json
-from graphprobe.records import SCHEMA_VERSION
-from graphprobe.store import layout
+from graphprobe.records import SCHEMA_VERSION, Where
+from graphprobe.store import RunWriter, layout
 
 
 @pytest.fixture
@@ -50,7 +50,26 @@ def test_diff(invoke: Callable[..., Result]) -> None:
     result = invoke("diff", "--pass", "idle", "--model", "0", "--direction", "forward", code=0)
     assert "no difference" in result.output and "the pass changed nothing" in result.output
     invoke("diff", "forward/graph", "after:fuse", code=1)
+    alone = invoke("diff", layout.ROOT, code=1).output
+    assert '-  add: "f32[2]" = f(a)' in alone and "DIFFERENT: 3 nodes" in alone and "idle" not in alone
     invoke("diff", layout.ROOT, "forward/graph", "forward/graph", code=0)
+
+
+def test_diff_of_a_pass_that_changed_the_graph_twice(tmp_path: Path) -> None:
+    writer = record(tmp_path)
+    again = RunWriter.create(tmp_path, manifest=writer.manifest, rank=None, max_bytes=None)
+    for number, text in enumerate((START, FUSED, START)):
+        name = layout.pass_file(0, "forward", "fuse", number=number)
+        where = Where(model=0, direction="forward", pass_name="fuse" if number else None)
+        file = again.write_text(name, text)
+        again.event(where=where, kind="pass" if number else "graph", name="fuse", file=file, changed=bool(number))
+    again.close("finished")
+    both = call("diff", again.run_dir, "--pass", "fuse", code=1).output
+    assert '-  add: "f32[2]" = f(a)' in both and '+  add: "f32[2]" = f(a)' in both
+    second = call("diff", again.run_dir, "--pass", "fuse#2", code=1).output
+    assert '+  add: "f32[2]" = f(a)' in second and '-  add: "f32[2]" = f(a)' not in second
+    document = json.loads(call("diff", again.run_dir, "--pass", "fuse", "--json").output)
+    assert [one["different"] for one in document["passes"]] == [True, True]
 
 
 def test_diff_across_two_runs(invoke: Callable[..., Result], tmp_path: Path) -> None:
@@ -142,6 +161,7 @@ def test_the_help_is_grouped_and_begins_with_diagnose() -> None:
         ({"api_data": "stats"}, {"GRAPHPROBE_ENABLE_DUMP": "1"}, ("3", "there"), (None, None)),
         ({"dump_dump_data": "stats"}, {}, (None, None), ("3", "there")),
         ({"dump_dump_config_path": "c.json"}, {}, (None, None), ("3", "there")),
+        ({"dump_dump_debug": "on"}, {}, (None, None), ("3", "there")),
         ({"api_data": "stats", "dump_dump_data": "stats"}, {}, ("3", "there"), ("3", None)),
         ({}, {"GRAPHPROBE_ENABLE_DUMP": "1"}, (None, None), ("3", "there")),
         ({}, {}, ("3", "there"), (None, None)),
@@ -151,7 +171,7 @@ def test_steps_and_folder_are_for_the_dump_that_is_asked_for(
     given: dict[str, str], environ: dict[str, str], calls: tuple[Any, Any], graphs: tuple[Any, Any]
 ) -> None:
     names = [f"{dump_api.PREFIX}{name}" for name in ("data", "config", "steps", "path")]
-    names += [f"{dump_graph.PREFIX}{name}" for name in ("dump_data", "dump_config_path")]
+    names += [f"{dump_graph.PREFIX}{name}" for name in ("dump_data", "dump_config_path", "dump_debug")]
     values: dict[str, Any] = dict.fromkeys(names) | {"api_steps": "3", "api_path": "there"} | given
     dump_graph.share(values, environ)
     assert (values["api_steps"], values["api_path"]) == calls

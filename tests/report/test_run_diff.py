@@ -23,6 +23,7 @@ GRAPH = (
 START = GRAPH + '        add: "f32[2]" = f(a)\n        return add\n'
 FUSED = GRAPH + '        fused: "f32[2]" = g(a)\n        return fused\n'
 OTHER = FUSED.replace("g(a)", "h(a)")
+KERNEL = "k = async_compile.cpp(''''void k() {1}'''')\n"
 CODE = "# AOT ID: ['0_forward']\n# kernel path: /tmp/torchinductor_{user}/ab/c{hash}.py\nadd(a, {number})\n"
 EPILOGUE = "torch._inductor.config.epilogue_fusion"
 
@@ -38,6 +39,7 @@ def record(
     own: Mapping[str, str] | None = None,
     user: str = "me",
     torch: str = "2.13.0",
+    kernel: str = "",
 ) -> Run:
     """A run of one compile; `fused`: the graph after a pass, None where the pass did not run."""
     writer = new_run(root, torch=torch)
@@ -55,7 +57,7 @@ def record(
         graph = writer.write_text(layout.pass_file(0, "forward", "fuse", number=1), fused.format(file=file))
         where = msgspec.structs.replace(forward, pass_name="fuse")
         writer.event(where=where, kind="pass", name="fuse", file=graph, changed=True)
-    text = CODE.format(user=user, hash=("a2" if user == "me" else "b3") * 25 + "x", number=number)
+    text = kernel + CODE.format(user=user, hash=("a2" if user == "me" else "b3") * 25 + "x", number=number)
     code = writer.write_text(layout.code_file(0, "forward"), text)
     where = Where(model=0, direction="forward", phase="codegen")
     writer.event(where=where, kind="code", name="output_code", file=code)
@@ -99,6 +101,13 @@ def test_first_stage_is_named(tmp_path: Path, other: dict[str, str], stage: str,
     assert result.exit_code == 1
     assert f"differs first at {stage}: {what}" in result.output
     assert "next:" in result.output
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, KERNEL.replace("1", "2")])
+def test_a_wrapper_that_differs_is_told_from_kernels(kernel: str, tmp_path: Path) -> None:
+    a, b = record(tmp_path / "a", kernel=KERNEL), record(tmp_path / "b", kernel=kernel, number=2)
+    same = "the kernels are the same, the wrapper differs"
+    assert diff_runs(a, b).differences[0].what == (same if kernel == KERNEL else "the generated code differs")
 
 
 def test_next_command_shows_the_stage_node_by_node(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Direction, Event
 from graphprobe.report.document import counted
-from graphprobe.report.stage_text import plain_text, stage_digest
+from graphprobe.report.stage_text import kernels_of, plain_text, stage_digest, stage_text
 from graphprobe.store.layout import bare_address
 from graphprobe.store.reader import Model, Run
 
@@ -160,7 +160,7 @@ class _Comparison:
             self.compared += 1
             if digest_a == digest_b:
                 return None
-            what = "the generated code differs" if event.kind == "code" else "the graph differs"
+            what = self._of_code(one, other) if event.kind == "code" else "the graph differs"
             what = f"{what} after the pass" if event.kind == "pass" else what
         stage = bare_address(event).partition("/")[2]
         a, b = (
@@ -168,6 +168,11 @@ class _Comparison:
             for side, known in zip((one, other), self.addresses, strict=True)
         )
         return StageDifference(function, stage, event.where.phase or "", what, a, b, digest_a or "", digest_b or "")
+
+    def _of_code(self, one: Event, other: Event) -> str:
+        kernels = [kernels_of(stage_text(run, event)) for run, event in ((self.a, one), (self.b, other))]
+        same = kernels[0] and kernels[0] == kernels[1]
+        return "the kernels are the same, the wrapper differs" if same else "the generated code differs"
 
     def _digest(self, run: Run, event: Event | None) -> str | None:
         """Empty for a stage that left no file; None where its file cannot be read."""

@@ -11,6 +11,7 @@ from graphprobe.store.reader import Run
 _ADDED = "\n# What follows was added by graphprobe"
 """Where the code of a backend ends, and what replays it begins."""
 
+_KERNEL = re.compile(r"'''(.*?)'''", re.DOTALL)
 _HOOK = re.compile(r"^if __name__ == \"__main__\": .*?  (?=# AOT ID)")
 _PLACE_OF_NODE = re.compile(r"^\s*# File: .*\n(?:\n(?=\s*# File: ))?", re.MULTILINE)
 
@@ -45,6 +46,11 @@ def stage_text(run: Run, event: Event) -> str:
     else:
         text = "\n".join(line for line in _PLACE_OF_NODE.sub("", text).splitlines() if line.strip())
     return plain_text(text).rstrip() + "\n"
+
+
+def kernels_of(text: str) -> list[str]:
+    """The kernels in generated code: what the wrapper has as texts."""
+    return _KERNEL.findall(text)
 
 
 def stage_digest(run: Run, event: Event) -> str:

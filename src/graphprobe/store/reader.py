@@ -287,7 +287,28 @@ class Run(ShowsItself):
         Raises:
             ArtifactNotFoundError: no such pass, several of them, one that raised, or no snapshot before it.
         """
-        event = self._find_pass(pass_name, model, direction)
+        return self._around(self._find_pass(pass_name, model, direction))
+
+    def changes(
+        self, pass_name: str | None = None, *, model: int | None = None, direction: Direction | None = None
+    ) -> list[PassPair]:
+        """The snapshots around every pass that changed a graph, or around each change by the pass of that name.
+
+        Raises:
+            ArtifactNotFoundError: as `before_and_after`, except where there are several.
+        """
+        if pass_name is not None:
+            return [self._around(event) for _, event in self._find_passes(pass_name, model, direction)]
+        return [
+            self._around(event)
+            for event in self.events()
+            if event.kind == "pass"
+            and event.path is not None
+            and model in (None, event.where.model)
+            and direction in (None, event.where.direction)
+        ]
+
+    def _around(self, event: Event) -> PassPair:
         address = bare_address(event)
         if event.kind == "failure":
             raise ArtifactNotFoundError(
@@ -391,6 +412,17 @@ class Run(ShowsItself):
         return Model(number=number, compile_id=compile_id, compile=content, events=tuple(events))
 
     def _find_pass(self, pass_name: str, model: int | None, direction: Direction | None) -> Event:
+        found = self._find_passes(pass_name, model, direction)
+        if len(found) == 1:
+            return found[0][1]
+        where = [f"{bare_address(event)} (#{number})" for number, event in found]
+        raise ArtifactNotFoundError(
+            f"pass {pass_name!r} changed the graph {len(found)} times: {', '.join(where)}",
+            hint=f"say which with --model and --direction, or --pass '{pass_name}#{found[0][0]}'",
+        )
+
+    def _find_passes(self, pass_name: str, model: int | None, direction: Direction | None) -> list[tuple[int, Event]]:
+        """Each run of the pass that changed the graph, with its number; of several that changed nothing, the first."""
         bare, _, turn = pass_name.rpartition("#") if pass_name.rpartition("#")[2].isdigit() else (pass_name, "", "")
         ran = [
             event
@@ -407,19 +439,13 @@ class Run(ShowsItself):
             raise ArtifactNotFoundError(f"no pass {bare!r} ran there", hint="no pass at all was recorded there")
         named = [event for event in ran if (event.where.pass_name or event.name) == bare]
         if turn and 1 <= int(turn) <= len(named):
-            return named[int(turn) - 1]
+            return [(int(turn), named[int(turn) - 1])]
         # Of several, those that did something are meant; if exactly one did, that one.
         candidates = [event for event in named if event.changed is not False] or named[:1]
-        if len(candidates) == 1 and not turn:
-            return candidates[0]
+        if candidates and not turn:
+            return [(named.index(event) + 1, event) for event in candidates]
         if named and turn:
             raise ArtifactNotFoundError(f"pass {bare!r} ran {len(named)} times there, so there is no #{turn}")
-        if candidates:
-            where = [f"{bare_address(event)} (#{named.index(event) + 1})" for event in candidates]
-            raise ArtifactNotFoundError(
-                f"pass {bare!r} changed the graph {len(candidates)} times: {', '.join(where)}",
-                hint=f"say which with --model and --direction, or --pass '{bare}#{named.index(candidates[0]) + 1}'",
-            )
         names = {f"after:{event.where.pass_name or event.name}": event for event in ran}
         try:
             find_address(f"after:{bare}", names)

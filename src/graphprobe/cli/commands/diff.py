@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -41,26 +42,25 @@ def command(
     With two runs, name the first stage or pass that differs, and each setting of the compilers that does. The runs may
     be of two versions of torch, or of two options. --at ADDRESS then shows that stage node by node.
 
-    With --pass and one RUN, compare the graph before the pass with the one after. With --pass and two, compare the
-    graph after the pass in each. With two addresses, compare two artifacts of one run. RUN defaults to the newest
-    run in torch_compile_debug. Nodes are paired by what they compute, so a rename is shown as a rename.
+    With one RUN, show what every pass changed; with --pass, what that one did, each time. With --pass and two runs,
+    compare the graph after the pass in each. With two addresses, compare two artifacts of one run. RUN defaults to the
+    newest run in torch_compile_debug. Nodes are paired by what they compute, so a rename is shown as a rename.
 
     Exit codes: 0 no difference, 1 a difference, 2 wrong usage, 125 a part of a run could not be compared.
 
     \b
     Examples:
+      graphprobe diff torch_compile_debug
       graphprobe diff --pass joint_graph_passes --model 0
       graphprobe diff torch_compile_debug model__0/forward/original model__0/forward/optimized
       graphprobe diff before_upgrade/ after_upgrade/
       graphprobe diff before_upgrade/ after_upgrade/ --pass joint_graph_passes
       graphprobe diff before_upgrade/ after_upgrade/ --at model__0/forward/optimized
     """
-    import msgspec
-
-    from graphprobe.report.graph_diff import diff_sides
-
     if pass_name is not None and at is not None:
         raise UsageError("--pass and --at exclude each other", hint="--at takes the address of a pass, too")
+    if at is None and len(words) < 2 and (pass_name is not None or _is_run(words)):
+        ctx.exit(_show_passes(words[0] if words else layout.ROOT, pass_name, model, direction, json_to))
     if pass_name is not None:
         before, after = _sides_of_pass(words, pass_name, model, direction)
     else:
@@ -70,28 +70,66 @@ def command(
         if at is None and runs is not None:
             ctx.exit(_compare_runs(words, runs, json_to))
         before, after = _sides_of_addresses(words) if at is None else _sides_at(words, runs, at)
-    diff = diff_sides(before, after)
-    document = {"before": before.name, "after": after.name, "different": diff.different}
-    if not json_to.replaces_text(lambda: document | msgspec.to_builtins(diff)):
-        from graphprobe.report.terminal import print_diff
-
-        print_diff(diff, before_name=before.name, after_name=after.name)
-        run = words[0] if len(words) in (1, 3) or (words and (pass_name or at)) else layout.ROOT
-        _end(diff, run)
-    ctx.exit(EXIT_FOUND if diff.different else 0)
+    run = words[0] if len(words) == 3 or (words and (pass_name or at)) else layout.ROOT
+    ctx.exit(_show([(before, after)], run, json_to))
 
 
-def _end(diff: GraphDiff, run: str) -> None:
+def _is_run(words: tuple[str, ...]) -> bool:
+    from graphprobe.store.reader import Run
+
+    with suppress(RunNotFoundError):
+        return len(words) == 1 and bool(Run.open(words[0]))
+    return False
+
+
+def _show_passes(
+    word: str, pass_name: str | None, model: int | None, direction: Direction | None, json_to: JsonTo
+) -> int:
+    """What the pass did, each time that it changed a graph; without a name, what every pass did."""
+    from graphprobe.report.graph_diff import side_of
+    from graphprobe.store.reader import Run
+
+    run, sides = Run.open(word), []
+    for pair in run.changes(pass_name, model=model, direction=direction):
+        after = pair.after.path if pair.after is not pair.before else f"{pair.before.path} (the pass changed nothing)"
+        sides.append((side_of(run, pair.before), side_of(run, pair.after, str(after))))
+    return _show(sides, word, json_to)
+
+
+def _show(sides: list[tuple[DiffSide, DiffSide]], run: str, json_to: JsonTo) -> int:
+    import msgspec
+
+    from graphprobe.report.graph_diff import diff_sides
+    from graphprobe.report.terminal import print_diff
+
+    diffs = [diff_sides(before, after) for before, after in sides]
+    documents = [
+        {"before": before.name, "after": after.name, "different": diff.different, **msgspec.to_builtins(diff)}
+        for (before, after), diff in zip(sides, diffs, strict=True)
+    ]
+    if not json_to.replaces_text(lambda: documents[0] if len(documents) == 1 else {"passes": documents}):
+        for (before, after), diff in zip(sides, diffs, strict=True):
+            print_diff(diff, before_name=before.name, after_name=after.name)
+        _end(diffs, run)
+    return EXIT_FOUND if any(diff.different for diff in diffs) else EXIT_OK
+
+
+def _end(diffs: list[GraphDiff], run: str) -> None:
     from graphprobe.report.document import counted
     from graphprobe.report.terminal import print_closing
 
     echo()
-    if not diff.different:
+    if not any(diff.different for diff in diffs):
         print_closing("SAME: nothing differs", follow=["graphprobe", "ls", run, "--all"], style="bold green")
         return
-    parts = [(graph.removed, graph.added, graph.changed, graph.renamed, graph.moved) for graph in diff.graphs]
+    parts = [
+        (graph.removed, graph.added, graph.changed, graph.renamed, graph.moved)
+        for diff in diffs
+        for graph in diff.graphs
+    ]
     nodes = sum(len(part) for graph in parts for part in graph)
-    lines = sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in diff.lines)
+    texts = [line for diff in diffs for line in diff.lines]
+    lines = sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in texts)
     told = [counted(count, what) for count, what in ((nodes, "node"), (lines, "line")) if count]
     follow = ["graphprobe", "report", run]
     print_closing(f"DIFFERENT: {' and '.join(told) or 'the text'}", follow=follow, style="bold red")
@@ -166,12 +204,8 @@ def _sides_of_pass(
 
     if len(words) > 2:
         raise UsageError(f"with --pass, diff takes at most two runs, not {len(words)} arguments")
-    runs = [Run.open(word) for word in words or (layout.ROOT,)]
+    runs = [Run.open(word) for word in words]
     pairs = [run.before_and_after(pass_name, model=model, direction=direction) for run in runs]
-    if len(runs) == 1:
-        run, pair = runs[0], pairs[0]
-        after = pair.after.path if pair.after is not pair.before else f"{pair.before.path} (the pass changed nothing)"
-        return side_of(run, pair.before), side_of(run, pair.after, str(after))
     first, second = (
         side_of(run, pair.after, f"{run.run_dir.name}/{pair.after.path}") for run, pair in zip(runs, pairs, strict=True)
     )
