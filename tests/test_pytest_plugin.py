@@ -359,7 +359,7 @@ def test_what_differs_says_where(operands: Operands, tmp_path: Path) -> None:
     assert first.startswith(f"FAULT: compiled with {FAULTY}, relu (")
     assert first.endswith("does not compute what it computes uncompiled")
     text = "\n".join(rest)
-    assert "torch.relu gives wrong numbers. Stage: " in text and "rms of z is" in text
+    assert "torch.relu gives wrong numbers. Stage: " in text and "rms of z" not in text
     line = relu.__code__.co_firstlineno + 1
     assert re.search(rf"line: \S+test_pytest_plugin\.py:{line}$", text, re.MULTILINE)
     (finding,) = caught.value.diagnosis.findings

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from graphprobe.probe.recompile_watch import Recompiles, recompiles
     from graphprobe.report.notebook import html_of as _html_of  # noqa: F401  # for rooms before its own, see `shown`
     from graphprobe.report.notebook import text_of as _text_of  # noqa: F401
+    from graphprobe.report.notebook import verdict_line as _verdict_of  # noqa: F401
     from graphprobe.store.calls import Call, CallDump, CallSlot
     from graphprobe.store.graph_calls import GraphCalls
     from graphprobe.store.reader import Run

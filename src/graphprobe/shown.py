@@ -13,6 +13,9 @@ class ShowsItself:
     def __str__(self) -> str:
         return str(_package()._text_of(self))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {_package()._verdict_of(self)}; print() shows it>"
+
     def _repr_html_(self) -> str:
         return str(_package()._html_of(self))
 

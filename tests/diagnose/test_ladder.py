@@ -428,7 +428,7 @@ def test_of_a_large_program_only_what_is_wrong_is_looked_into(
     if far:
         assert found.notes == [notes.KERNELS_FIRST]
         assert found.ruled_out == [], "nothing but the wrong launch was looked into"
-        assert finding.kernel and "replaced by its part of the graph the fault is gone" in finding.reason
+        assert finding.kernel and "alone, the result is right" in finding.reason
     else:
         assert (tmp_path / "far_off").read_text() == "0"
         assert notes.SPARED in found.notes and not any(line.startswith("passes") for line in found.ruled_out)

@@ -100,14 +100,13 @@ def test_fault_tells_everything(tmp_path: Path) -> None:
         "over a million times what rounding explains in this operation alone",
         "412 times what rounding explains in the result of the whole graph",
         "it failed in 40% of the repeats",
-        "q999 of z is 3.6e+38, the limit 3",
         "observed: The repro is incomplete: x.",
         "In the proof: expected 0, got -1.07 at (5, 7) of output 0; off by 1.07, where rounding explains 2e-07; "
         "512 of 512 elements are wrong.",
         "- the budget is spent",
     ):
         assert expected in flat
-    assert flat.index("got -1.07") < flat.index("times what rounding") < flat.index(" of z ")
+    assert flat.index("got -1.07") < flat.index("times what rounding") and " of z " not in flat
     # What is copied stands in one line, whole, and a shell can read it.
     assert f"{source}:3\n" in text
     assert f"proof:       {dossier}\n" in text
@@ -221,7 +220,7 @@ def test_the_end_and_the_short_form_tell_the_values() -> None:
 def test_json_of_older_releases_is_read() -> None:
     plain = Diagnosis(verdict="fault", findings=[finding(reason="rms of z is 9, the limit 4")]).to_json()
     del plain["findings"][0]["worst"]
-    assert "details:     rms of z is 9" in told(read_document(plain, Diagnosis))
+    assert " of z is" not in told(read_document(plain, Diagnosis)), "figures of the judge are for the page and the JSON"
     assert read_document(plain["findings"][0], Finding).worst is None
 
 

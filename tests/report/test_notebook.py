@@ -58,7 +58,9 @@ def test_a_fault(tmp_path: Path) -> None:
     check_shown(diagnosis._repr_html_(), "FAULT")
     assert "Compiled, relu gives wrong numbers." in diagnosis._repr_html_() and "<details>" in diagnosis._repr_html_()
     assert str(diagnosis).startswith("FAULT: the program: one fault appears only when it is compiled (3 s).\n")
-    assert str(diagnosis) == text_of(diagnosis) and repr(diagnosis).startswith("Diagnosis(verdict='fault'")
+    assert str(diagnosis) == text_of(diagnosis) and repr(diagnosis) == (
+        "<Diagnosis: FAULT: the program: one fault appears only when it is compiled (3 s); print() shows it>"
+    )
 
 
 def test_text_of_the_program_is_no_html() -> None:

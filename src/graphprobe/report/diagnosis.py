@@ -153,8 +153,9 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
         rows.append(("report it" if finding.backend is None else "report", Code(str(Path(folder) / "REPORT.md"))))
     elif folder is not None:
         rows.append(("kept in", Code(folder)))
-    if measured := details(finding):
-        rows.append(("details", Folded("what was measured", list(measured))))
+    for measured in details(finding):
+        figures = Z.search(measured) is not None
+        rows.append(("measured", Folded("what was measured", [measured])) if figures else ("details", measured))
     return Facts(rows)
 
 

@@ -46,6 +46,12 @@ def html_of(result: Any) -> str:
     return str(html(_PAGE, verdict=verdict, colour=COLOURS[verdict.tone]))
 
 
+def verdict_line(result: Any) -> str:
+    """The verdict, in a line."""
+    verdict = verdict_of(result)
+    return f"{verdict.word}: {verdict.sentence.rstrip('.')}"
+
+
 def text_of(result: Any) -> str:
     """The result as the terminal shows it, without the last line that names a command."""
     file = io.StringIO()

@@ -86,7 +86,7 @@ class ProgressLine:
         line = Text(text, "dim", no_wrap=True, overflow="ellipsis")
         if self._live is None:
             self._live = Live(
-                console=Console(file=file, highlight=False),
+                console=Console(file=file, highlight=False, force_jupyter=False),
                 auto_refresh=False,
                 transient=True,
                 redirect_stdout=False,

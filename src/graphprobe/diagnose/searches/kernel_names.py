@@ -283,7 +283,7 @@ def _accuse(suspect: Suspect, compiled: CompiledGraph, launch: FaultyLaunch) -> 
     assert compiled.lowered is not None
     suspect.kernel = launch.kernel
     suspect.kernel_source = kernel_source(compiled.lowered.code, launch.kernel)
-    reason = f"{suspect.error.reason}; {_confirmation(launch)}"
+    reason = f"{suspect.error.reason}. {_confirmation(launch)}"
     suspect.error = msgspec.structs.replace(suspect.error, reason=reason)
     if suspect.whole:
         ops = [op_of(n) for n in compiled.final.graph.nodes if n.name in launch.nodes and n.op == "call_function"]
@@ -291,10 +291,10 @@ def _accuse(suspect: Suspect, compiled: CompiledGraph, launch: FaultyLaunch) -> 
 
 
 def _confirmation(launch: FaultyLaunch) -> str:
-    what = "by its part of the graph" if launch.how == "graph" else "by its IR, run in plain torch"
+    what = "Run eagerly" if launch.how == "graph" else "Run in plain torch, from its IR,"
     return (
-        f"with only {launch.kernel} (line {launch.line} of the generated code) replaced {what} the fault is gone, and "
-        "with all launches replaced but this one it is there"
+        f"{what} in the place of kernel {launch.kernel} (line {launch.line} of the generated code) alone, the result "
+        "is right; with all kernels replaced but this one, it is wrong"
     )
 
 
