@@ -110,5 +110,5 @@ def test_a_size_is_no_tensor_to_choose_by(asks_size: bool) -> None:
         return x + 1
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        (row,) = graphprobe.explain(chosen)(torch.ones(3)).remedies
+        (row,) = explain(chosen)(torch.ones(3)).remedies
     assert row.kind == "data-dependent-branch" and ("torch.where" in row.remedy) != asks_size
