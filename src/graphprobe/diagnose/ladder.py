@@ -16,13 +16,7 @@ import msgspec
 import torch
 
 from graphprobe.diagnose import notes, steps
-from graphprobe.diagnose.dossier.whole_proof import (
-    NUMBERS,
-    PROGRAM_S,
-    has_long_repro,
-    prove_by_program,
-    shorten_by_program,
-)
+from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin, origin_of_stack, refused
 from graphprobe.diagnose.program import Program, tensors_of
@@ -509,12 +503,12 @@ class Ladder:
         self.result.findings = guilty
         notes.as_the_program_fails(self.result.findings, "aliasing", certain)
         for finding in self.result.findings:
-            finding.worst = finding.worst or (worst_of(certain) if finding.kind in NUMBERS else None)
+            finding.worst = finding.worst or (worst_of(certain) if finding.kind in whole_proof.NUMBERS else None)
             self.compilation.complete(finding)
         proven = any(f.proof for f in self.result.findings)
         with self.in_time("whether the program fails by itself"):
-            if not proven or has_long_repro(self.result.findings[0]):
-                prove = shorten_by_program if proven else prove_by_program
+            if not proven or whole_proof.has_long_repro(self.result.findings[0]):
+                prove = whole_proof.shorten_by_program if proven else whole_proof.prove_by_program
                 self.by_program(prove, next((d.where for d in certain), ""))
             if not any(f.proof for f in self.result.findings):
                 self._repeat()
@@ -524,7 +518,9 @@ class Ladder:
         """The first finding with the program as its proof, in a child process, which can be ended."""
         self.on_step("proof")
         finding = self.result.findings[0]
-        outcome = self.step(partial(prove, self.program, self.compilation, finding, where=where), least_s=PROGRAM_S)
+        outcome = self.step(
+            partial(prove, self.program, self.compilation, finding, where=where), least_s=whole_proof.PROGRAM_S
+        )
         if outcome.died or outcome.raised is not None:
             why = outcome.raised.line if outcome.raised is not None else outcome.end
             finding.reason = told_more(finding.reason, f"The program could not be written down as a repro: {why}.")
