@@ -87,7 +87,7 @@ def ran(*words: str, perturbs: bool = False, config: str = "", known: tuple[str,
     return Mode(("run", "-q", "--out", "OUT/run", *words), perturbs=perturbs, config=config, known=known)
 
 
-GRAPHS = ("--dump-path", "OUT/graphs")
+GRAPHS = ("--dump-to", "OUT/graphs")
 DUMP = '{"dump": {"dump_path": "OUT", %s}}'
 SEES_CALLS = ("modes",)  # it is a mode of torch's, one of the stack that the program can look at
 TAKES_SIGNALS = ("signal handlers",)  # Ctrl-C and SIGTERM end the program, and what is known then is still told
@@ -409,7 +409,7 @@ def kills(bench: Bench, times: int, seed: int, modes: list[str]) -> bool:
 SHORT_MODES = {
     "run": Mode(("run", "--out", "OUT/run")),
     "dump tensor": Mode(("run", "--out", "OUT/run", "--dump", "tensor", "--dump-to", "OUT/calls"), known=SEES_CALLS),
-    "graph tensor": Mode(("run", "--out", "OUT/run", "--dump-graph", "tensor", "--dump-path", "OUT/graphs")),
+    "graph tensor": Mode(("run", "--out", "OUT/run", "--dump-graph", "tensor", "--dump-to", "OUT/graphs")),
 }
 CLOSED = "closed stdout"
 TOLD = re.compile(r"graphprobe:.*( missing: | cannot be read)")

@@ -104,8 +104,8 @@ INTO_THE_DISK = {
     "calls in the run": ("--out", "DISK/run", "--dump", "tensor"),
     "calls": ("--out", "out", "--dump", "stats", "--dump-to", "DISK/calls"),
     "graphs in the run": ("--out", "DISK/run", "--dump-graph", "stats"),
-    "graphs": ("--out", "out", "--dump-graph", "stats", "--dump-path", "DISK/graphs"),
-    "graphs in the folder itself": ("--out", "out", "--dump-graph", "stats", "--dump-path", "DISK"),
+    "graphs": ("--out", "out", "--dump-graph", "stats", "--dump-to", "DISK/graphs"),
+    "graphs in the folder itself": ("--out", "out", "--dump-graph", "stats", "--dump-to", "DISK"),
 }
 
 

@@ -58,7 +58,7 @@ def test_eager_programs(said: Said, tmp_path: Path, level: str, data: str) -> No
 @pytest.mark.parametrize("engine", ["kernel", "interpreter"])
 @pytest.mark.parametrize("data", ["stats", "tensor"])
 def test_graphs_on_odd_tensors(said: Said, tmp_path: Path, engine: str, data: str) -> None:
-    options = ("--dump-graph", data, "--dump-engine", engine, "--dump-path", str(tmp_path / "dump"))
+    options = ("--dump-graph", data, "--dump-engine", engine, "--dump-to", str(tmp_path / "dump"))
     done = said("odd_tensors.py", before=("-m", "graphprobe", "run", "-q", "--out", str(tmp_path / "runs"), *options))
     assert "class: Told" in done.out and "distributed: " in done.out
     dump = open_dump(tmp_path / "dump")

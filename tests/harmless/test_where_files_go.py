@@ -58,7 +58,7 @@ def check_run(path: Path) -> Run:
         ((), ""),
         (("--dump", "stats", "--dump-to", "calls"), "calls dumped to calls\n"),
         (("--dump-graph", "stats"), "/graph_dump\n"),
-        (("--dump-graph", "stats", "--dump-path", "not/there"), " in not/there/worldsize1_global_rank0/"),
+        (("--dump-graph", "stats", "--dump-to", "not/there"), " in not/there/worldsize1_global_rank0/"),
     ],
 )
 def test_a_program_that_goes_elsewhere_loses_nothing(
@@ -96,7 +96,7 @@ def test_a_second_process_gets_a_folder_of_its_own(watch: Watch, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("a/b", "--dump-step", "nonsense"), "--steps"),
+        (("a/b", "--steps", "nonsense"), "--steps"),
         (("new/../file/dump",), "--dump-to = 'new/../file/dump': it cannot be made: Not a directory"),
     ],
 )
@@ -104,7 +104,7 @@ def test_no_folder_is_left_of_a_dump_that_is_refused(
     watch: Watch, tmp_path: Path, options: tuple[str, ...], why: str
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    assert why in watch("--dump-graph", "stats", "--dump-path", *options, code=2).err
+    assert why in watch("--dump-graph", "stats", "--dump-to", *options, code=2).err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "program.py"]
 
 
@@ -122,7 +122,7 @@ def test_a_path_that_is_no_utf8(watch: Watch, tmp_path: Path) -> None:
 
 
 def test_a_dump_that_cannot_be_opened_is_told_in_one_line(watch: Watch) -> None:
-    done = watch("--out", "runs", "--dump-graph", "stats", "--dump-path", "dump", shapes=2)
+    done = watch("--out", "runs", "--dump-graph", "stats", "--dump-to", "dump", shapes=2)
     assert "Traceback" not in done.err and "nothing was dumped" not in done.err
     said = [line for line in done.err.splitlines() if "opening the dump failed" in line]
     assert len(said) == 2, done.err  # when it happens, and at the end
