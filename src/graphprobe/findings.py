@@ -165,7 +165,7 @@ class Finding(msgspec.Struct, kw_only=True):
         node: FX node of `op` in the graph of the stage.
         kernel: name of the generated kernel.
         source: `file.py:line` of the innermost line outside of torch.
-        called_from: `file.py:line` of the user's program, where `source` is a line of a library; else None.
+        called_from: `file.py:line` of the user's program, where `source` is a line of a library, or None; else None.
         module: dotted path of the nn.Module.
         within: the same with classes, `7 (Block) of Sequential`.
         places: all that are wrong for the same cause, the best suspect's first: `file.py:line`, `in module` behind it.

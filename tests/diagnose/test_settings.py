@@ -14,6 +14,7 @@ import torch._inductor.config
 from torch.fx import Graph
 
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
+from graphprobe.findings import Finding
 
 
 def custom_pass(graph: Graph) -> None:
@@ -94,3 +95,19 @@ def test_versions() -> None:
     assert found["PyTorch version"] == torch.__version__
     assert torch.backends.cpu.get_cpu_capability() in found["CPU"]
     assert {"PyTorch commit", "Python version", "OS"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("place", "called"),
+    [
+        ({"op": "aten.relu.default"}, True),
+        ({"op": "aten.relu.default", "source": "/x/site-packages/other.py:3"}, True),
+        ({"op": "aten.relu.default", "source": "/x/model.py:3"}, False),
+        ({}, False),
+    ],
+)
+def test_a_line_that_is_not_the_programs_is_told_with_the_one_that_calls(place: dict[str, str], called: bool) -> None:
+    compilation, finding = Compilation("inductor", None, Path()), Finding(kind="hang", stage="codegen", **place)  # type: ignore[arg-type]
+    compilation.complete(finding)
+    assert (finding.called_from or "").startswith(f"{__file__}:") == called
+    assert finding.line == (finding.called_from or place.get("source"))

@@ -106,7 +106,8 @@ class Compilation:
         """Add what a finding has of the compilation: the backend's name, and the line of the program that calls it."""
         finding.backend = self.told_backend if finding.stage == "backend" else None
         finding.pass_ = finding.pass_ if finding.pass_ != finding.backend else None
-        if finding.called_from is None and is_library(finding.source or ""):
+        of_library = finding.op is not None if finding.source is None else is_library(finding.source)
+        if finding.called_from is None and of_library:
             finding.called_from = self.called_from
 
     @property
