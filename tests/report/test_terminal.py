@@ -9,7 +9,8 @@ import pytest
 from graphprobe.analysis.timing_records import Profile, Span
 from graphprobe.records import Where
 from graphprobe.report import profile_text
-from graphprobe.report.terminal import json_from_run, print_diff, print_lines, print_run
+from graphprobe.report.terminal import json_from_run, print_closing, print_diff, print_lines, print_run
+from graphprobe.report.visible import echo
 from graphprobe.store import Run, RunWriter, layout
 from report.samples import diff_texts
 from store.dump_helpers import new_run
@@ -157,6 +158,26 @@ def test_paths_and_piped_lines_stay_whole(monkeypatch: pytest.MonkeyPatch) -> No
     file = io.StringIO()
     print_lines(["word " * 200], file=file)
     assert len(file.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize("ranks", ["2", "1"])
+def test_lines_of_several_ranks(
+    ranks: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line says its rank, and the next command starts all of them; of one process neither is so."""
+    monkeypatch.setenv("RANK", "1")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, ranks)
+    echo("a\nb")
+    print_closing("FAULT: f", [("why", "w")], follow=["graphprobe", "diagnose", "t.py"])
+    echo("now", err=True)
+    told = capsys.readouterr()
+    lead = "[rank 1] " if ranks == "2" else ""
+    launched = f"torchrun --nproc-per-node {ranks} -m graphprobe"
+    assert told.out.splitlines() == [
+        f"{lead}{line}" for line in ("a", "b", "FAULT: f", "  why:  w", f"  next: {launched} diagnose t.py")
+    ]
+    assert told.err == f"{lead}now\n"
 
 
 @pytest.mark.parametrize("own", [{"slow": "canonicalise, /p/slow.py:7"}, {}])

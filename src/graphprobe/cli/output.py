@@ -12,7 +12,7 @@ import click
 
 from graphprobe.cli.option_rows import Command
 from graphprobe.errors import UsageError
-from graphprobe.report.visible import echo
+from graphprobe.report.visible import visible, write
 from graphprobe.store.files import file_to_write, replace_file
 
 STDOUT = "-"
@@ -53,7 +53,7 @@ class JsonTo:
         """Put the document where it is wanted; whether it was printed, and no text is to be."""
         if self:
             text = json.dumps(document(), indent=2)
-            echo(text) if self.file is None else replace_file(self.file, f"{text}\n".encode())
+            write(f"{visible(text)}\n") if self.file is None else replace_file(self.file, f"{text}\n".encode())
         return self.printed
 
 

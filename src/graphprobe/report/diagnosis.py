@@ -359,7 +359,8 @@ def print_end(
             command = "reduce" if first.proof == "piece" else "issue"
             follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
     elif verdict == "undecided":
-        facts.append(("why", next((note for d in diagnoses for note in d.notes), "")[:WIDTH]))
+        notes = sorted((note for d in diagnoses for note in d.notes), key=lambda note: "budget" not in note)
+        facts.append(("why", next(iter(notes), "")))
     if verdict == "healthy":
         word += extent_in_words(calls)
         facts += [("calls", f"{one.function}: {one.in_words}") for one in calls if len(calls) > 1]
@@ -367,7 +368,8 @@ def print_end(
         facts += [
             ("not finite", f"{one.function}: the result of call {one.not_finite}, uncompiled too") for one in late
         ]
-    print_closing(f"{word}: {name}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
+    once = "allow more time (--budget)" if follow[1:] == ["diagnose", *target] else ""
+    print_closing(f"{word}: {name}", facts, follow=follow, once=once, style=f"bold {STYLES[tone]}", file=file)
 
 
 def lines_from(diagnosis: Diagnosis) -> list[str]:

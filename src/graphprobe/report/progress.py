@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from graphprobe.findings import NamedStep
 from graphprobe.report.terminal import Text
-from graphprobe.report.visible import one_line
+from graphprobe.report.visible import one_line, ranked
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -50,7 +50,7 @@ class ProgressLine:
 
     def tell(self, what: str) -> None:
         """Show `what`, on one line as wide as the terminal; elsewhere nothing."""
-        file = self._file if self._file is not None else sys.stderr
+        file = self._file if self._file is not None else ranked(sys.stderr)
         if file.isatty():
             self._draw(f"graphprobe: {what} … {self._clock() - self._began:.0f} s", file)
 
@@ -60,7 +60,7 @@ class ProgressLine:
         A fact is written at once, and stays.
         """
         text = self.line_of(name, step)
-        file = self._file if self._file is not None else sys.stderr
+        file = self._file if self._file is not None else ranked(sys.stderr)
         if step.fact:
             self.stop()
             file.write(f"graphprobe: {one_line(f'{name}: {step.fact}')}\n")

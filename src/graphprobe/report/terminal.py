@@ -36,7 +36,7 @@ from graphprobe.report.document import (
     plain,
 )
 from graphprobe.report.graph_diff import GraphDiff, Node, NodeDiff
-from graphprobe.report.visible import one_line
+from graphprobe.report.visible import one_line, ranked
 from graphprobe.settings import text_from_size
 from graphprobe.store.layout import DUMPS, addresses_from_events
 from graphprobe.store.reader import Model, Run
@@ -80,7 +80,7 @@ class Text(rich_text.Text):
 
 def console_for(file: IO[str] | None = None) -> Console:
     """A console on `file` (standard output); it wraps nothing when piped, so that lines can be searched."""
-    stream = sys.stdout if file is None else file
+    stream = ranked(file or sys.stdout) if file in (None, sys.stdout, sys.stderr) else file
     kind, width = (_Wrapping, None) if stream.isatty() else (Console, _PIPED_WIDTH)
     wide = width is not None
     return kind(
@@ -442,10 +442,18 @@ Words = Sequence[str]
 """A command as its words; `graphprobe` is printed as the shell finds it."""
 
 
+RUNS_A_PROGRAM = ("diagnose", "explain", "profile", "recompiles", "run")
+"""Commands that run a script; one that torchrun has started needs torchrun again."""
+
+
 def command_line(words: Words) -> str:
     """A command as it can be typed, on one line."""
     own = words[:1] == ["graphprobe"]
-    return " ".join([*([_own_name()] if own else []), *map(_quoted, words[1:] if own else words)])
+    name = _own_name()
+    if own and words[1] in RUNS_A_PROGRAM and any(word == "-m" or word.endswith(".py") for word in words[2:]):
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        name = f"torchrun --nproc-per-node {ranks} -m graphprobe" if ranks.isdecimal() else name
+    return " ".join([*([name] if own else []), *map(_quoted, words[1:] if own else words)])
 
 
 def _quoted(word: str) -> str:

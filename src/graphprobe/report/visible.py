@@ -8,10 +8,11 @@ One line about one tensor, for `graphprobe.ops.print`.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphprobe.records import TensorMeta, TensorStats
@@ -39,12 +40,36 @@ def one_line(text: str) -> str:
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print to standard output, or error; every command prints by this, or by a console of `terminal.console_for`."""
-    write(visible(str(text)) + ("\n" if nl else ""), err=err)
+    write(visible(str(text)) + ("\n" if nl else ""), err=err, stream=ranked(sys.stderr if err else sys.stdout))
 
 
-def write(text: str, *, err: bool = False) -> None:
+class Ranked:
+    """A stream on which each line begins with the rank of the process."""
+
+    def __init__(self, stream: Any, rank: str) -> None:
+        self._stream, self._lead, self._begins = stream, f"[rank {rank}] ", True
+
+    def write(self, text: str) -> None:
+        """See the stream's; whole lines of several ranks do not mix."""
+        lines = text.splitlines(keepends=True)
+        begins = [self._begins, *(line.endswith("\n") for line in lines)]
+        self._begins = begins[-1]
+        self._stream.write("".join(self._lead * first + line for first, line in zip(begins, lines, strict=False)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def ranked(stream: Any) -> Any:
+    """The stream, which says the rank where there are several: as torchrun has set the environment."""
+    rank = os.environ.get("RANK", "")
+    several = rank.isdecimal() and os.environ.get("WORLD_SIZE", "1") != "1"
+    return Ranked(stream, rank) if several and stream is not None else stream
+
+
+def write(text: str, *, err: bool = False, stream: Any = None) -> None:
     """Send `text` as it is; what the stream cannot encode is spelled out."""
-    stream = sys.stderr if err else sys.stdout
+    stream = stream or (sys.stderr if err else sys.stdout)
     if stream is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"

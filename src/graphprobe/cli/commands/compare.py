@@ -16,7 +16,7 @@ import click
 from graphprobe.cli.output import JSON_METAVAR, STDOUT, JsonCommand
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.progress import ProgressLine
-from graphprobe.report.visible import echo
+from graphprobe.report.visible import echo, visible, write
 from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _tell(
 ) -> None:
     """`named`: candidate, reference and the folder to write to, as they were typed."""
     if as_json:
-        echo(json.dumps(_document(comparison), indent=2))
+        write(visible(json.dumps(_document(comparison), indent=2)) + "\n")
     else:
         from graphprobe.report.comparison import print_comparison
 

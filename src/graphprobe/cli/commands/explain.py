@@ -25,7 +25,7 @@ from graphprobe.cli.target import (
     words_of,
 )
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.visible import echo
+from graphprobe.report.visible import echo, visible, write
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _show(
     document: dict[str, Any] = {"target": target, "ended": ended, "not_observed": notes, **report.to_json()}
     text = json.dumps(document, indent=2, ensure_ascii=False)
     if printed:
-        echo(text)
+        write(f"{visible(text)}\n")
         return
     from graphprobe.report.explanation import print_end, print_report
 
