@@ -384,14 +384,15 @@ class CallsLookedAt(msgspec.Struct, frozen=True):
         function: `name (file:line)`.
         calls: how many there were.
         looked_at: numbers of the calls, from 1, that were held against the uncompiled function.
-        not_finite: number of the first call whose result holds a NaN or an infinity; None where there is none. The
-            results of all calls are looked at for that.
+        not_finite, gradient_not_finite: numbers of the first calls whose result, or whose gradient, holds a NaN or an
+            infinity; None where there is none. The results and gradients of all calls are looked at for that.
     """
 
     function: str
     calls: int
     looked_at: list[int]
     not_finite: int | None = None
+    gradient_not_finite: int | None = None
 
     @property
     def in_words(self) -> str:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from click.testing import Result
 
 from cli.calling import call as invoke
 from conftest import ROOT, Finished, module_at
-from graphprobe.findings import Diagnosis, ScriptDocument, read_document
+from graphprobe.findings import Diagnosis, NamedStep, ScriptDocument, read_document
 
 Python = Callable[..., Finished]
 
@@ -368,6 +369,49 @@ def test_diagnose_of_a_script_by_the_environment(call, monkeypatch: pytest.Monke
     done = call("diagnose", "program.py")
     assert (done.exit_code, "HEALTHY: program.py: 1 healthy" in done.stdout) == (0, True), done.output
     assert "bad (program.py:8)" in done.stderr.partition("left uncompiled")[2]
+
+
+def test_what_is_known_is_in_the_json_until_the_diagnosis_is_made(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a script and of a callable; a step without a fact writes nothing."""
+    file = Path("result.json")
+    facts = ["compiled, it raises ValueError: no", "proven: Compiled, sin cannot be compiled."]
+    healthy = Diagnosis(verdict="healthy")
+
+    def noted(on_step: Any) -> Any:
+        on_step(NamedStep("plain", 1.0))
+        assert not file.exists()
+        for fact in facts:
+            on_step(NamedStep("plain", 2.0, fact=fact))
+        return json.loads(file.read_text())
+
+    def run_diagnosed(_: Any, __: Any, *, on_start: Any, on_step: Any, on_diagnosis: Any) -> Any:
+        on_start("good (program.py:4)")
+        so_far = read_document(noted(on_step), ScriptDocument)
+        [found] = so_far.diagnoses
+        assert (found.function, found.verdict, found.notes) == ("good (program.py:4)", "undecided", facts)
+        assert so_far.unfinished and found.unfinished
+        on_diagnosis("good (program.py:4)", healthy)
+        return SimpleNamespace(
+            diagnoses=[("good", healthy)], problem=problem, unfinished=False, equal=[], calls=[], graphs=1
+        )
+
+    def diagnosis(*_: Any, on_step: Any, **__: Any) -> Diagnosis:
+        found = read_document(noted(on_step), Diagnosis)
+        assert (found.verdict, found.notes, found.unfinished) == ("undecided", facts, True)
+        return healthy
+
+    monkeypatch.setattr("graphprobe.diagnose.script.run_diagnosed", run_diagnosed)
+    monkeypatch.setattr("graphprobe.diagnose.script.ScriptOptions.diagnosis", diagnosis)
+    for problem, target in ((None, "program.py"), (None, "program.py:make"), ("the script ended with 3", "program.py")):
+        done = call("diagnose", "--json", "result.json", target)
+        assert done.exit_code == (125 if problem else 0), done.output
+        assert (
+            not json.loads(file.read_text())["unfinished"] and "no" not in file.read_text().partition("notes")[2][:20]
+        )
+        assert ("why:" in done.output and "the script ended with 3; TORCHDYNAMO_DISABLE=1" in done.output) is bool(
+            problem
+        )
+        file.unlink()
 
 
 @pytest.mark.parametrize(

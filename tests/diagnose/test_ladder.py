@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from ladders import OFF, RUNGS, Begun, MadeUp, X, program, states
+from ladders import OFF, RUNGS, Begun, MadeUp, X, program, states, unexplained
 
 import graphprobe
 from conftest import Finished
@@ -28,7 +28,8 @@ from graphprobe.engine import memory
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.value_file import LARGE
 from graphprobe.engine.values import same_bits
-from graphprobe.findings import Finding
+from graphprobe.findings import Finding, NamedStep
+from graphprobe.judge import Difference
 
 ALL_RIGHT = dict.fromkeys(RUNGS, "right")
 
@@ -37,6 +38,27 @@ ALL_RIGHT = dict.fromkeys(RUNGS, "right")
 def told() -> Begun:
     """The steps in the order in which they began."""
     return Begun()
+
+
+def test_facts_are_told_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the user sees with the user's line, then each proof; of a program that is right, nothing."""
+    words = 'from user code:\n  File "model.py", line 7, in f'
+    wrong = {rung: [Difference("crash_compile", 0, "", "ValueError: no", log=words)] for rung in ("kernels", "plain")}
+    finding = Finding(kind="crash_compile", stage="lowering", op="aten.sin", dossier="proofs/sin", proof="piece")
+    report = RungReport(findings=[finding, Finding(kind="crash_compile", stage="lowering", op="aten.cos")])
+
+    def facts_of(made: MadeUp) -> list[str]:
+        told: list[NamedStep] = []
+        on_step = lambda step: (made.begun.append(step), told.append(step))  # noqa: E731
+        Ladder(*made.parts(tmp_path / "out"), on_step).climb(unexplained, lambda _: None)
+        return [step.fact for step in told if step.fact]
+
+    assert facts_of(MadeUp(monkeypatch, wrong, kernels=report)) == [
+        "compiled, it raises ValueError: no, at model.py:7; looking for the smallest case …",
+        "proven: Compiled, sin cannot be compiled: the compiler itself fails. Stage: lowering. "
+        "python proofs/sin/repro.py",
+    ]
+    assert facts_of(MadeUp(monkeypatch)) == []
 
 
 @pytest.mark.slow

@@ -46,6 +46,11 @@ class Net(nn.Module):
 net = Net()
 net.compile(backend=backend)
 net(x)""",
+    "a class": """\
+class Net(nn.Module):
+    def forward(self, x):
+        return f(x)
+torch.compile(Net, backend=backend)()(x)""",
     "in a thread": """\
 thread = threading.Thread(target=lambda: torch.compile(f, backend=backend)(x))
 thread.start()
@@ -75,7 +80,8 @@ def test_every_way_to_compile(form: str, diagnosed: Diagnosed) -> None:
     script = f"{HEAD}x = torch.ones(3)\n{FORMS[form]}\nprint('ended')\n"
     done, [found] = diagnosed(script, "wrong", code=1)
     assert "ended" in done.out
-    assert found["verdict"] == "fault" and "(train.py:" in found["function"]
+    named = "Module._call_impl (" if form == "a class" else "(train.py:"
+    assert found["verdict"] == "fault" and named in found["function"]
     done, [found] = diagnosed(script, "right", code=0)
     assert found["verdict"] == "healthy" and "HEALTHY" in done.out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -76,6 +77,68 @@ def test_every_form(seen: Seen) -> None:
     assert (first.backend, first.options, compiled) == (backend, {"depth": 3}, [{"options": {"depth": 3}}])
     assert (second.fn.__name__, second.dynamic, len(seen[1][1])) == ("method", False, 2)
     assert third.fn is module and fourth.fn == module._call_impl
+
+
+def test_whoever_asks_dynamo(seen: Seen) -> None:
+    """`optimize` itself, a compiled module's context on a method, a copy of a compiled module, one of torch's own."""
+    x, module = torch.ones(2), Doubling()
+    optimized: Any = torch.compile(module, backend=backend, options={"depth": 3})
+    assert torch._dynamo.optimize("eager", nopython=True)(neg)(x).tolist() == [-1, -1]
+    assert optimized.dynamo_ctx(module.forward)(x).tolist() == [2, 2]
+    assert copy.deepcopy(optimized)(x).tolist() == [2, 2]
+    assert torch.compile(torch.nn.ReLU(), backend="eager")(x).tolist() == [1, 1]
+    by_optimize, by_context, by_copy, of_torch = (record for record, _, _ in seen)
+    assert (by_optimize.fn, by_optimize.backend, by_optimize.fullgraph) == (neg, "eager", True)
+    assert by_context.fn == module.forward and (by_context.backend, by_context.options) == (backend, {"depth": 3})
+    assert type(by_copy.fn) is Doubling and type(of_torch.fn) is torch.nn.ReLU
+    torch.export.export(module, (x,))
+    assert len(seen) == 4, "to export is not to compile"
+
+
+def test_dynamo_leaves_the_watch_alone() -> None:
+    """Of a compiled class one method calls the other while Dynamo reads what is called."""
+
+    class Net(Doubling):
+        pass
+
+    seen: list[int] = []
+    with standing_in(lambda record, args, kwargs: seen.append(len(vars(args[1])))):
+        assert torch.compile(Net, backend="eager")()(torch.ones(2)).tolist() == [2, 2]
+    assert seen == [0]
+
+
+def test_graphs_that_no_call_explains_and_calls_that_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "raise_on_ctx_manager_usage", False)
+    failures: list[tuple[Compiled, Exception]] = []
+    backwards: list[Exception | None] = []
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            raise ValueError("too long")
+        return x * 3
+
+    more = {
+        "failed": lambda record, args, kwargs, error: failures.append((record, error)),
+        "backward": backwards.append,
+    }
+    with standing_in(lambda *_: None, **more) as calls:
+        compiled = torch.compile(failing, backend="eager", dynamic=False)
+        x = torch.ones(2, requires_grad=True)
+        compiled(x).sum().backward()
+        with pytest.raises(ValueError, match="too long") as caught:
+            compiled(torch.ones(3))
+        loss = (x * x).sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        torch.export.export(Doubling(), (x,))
+        assert not calls.unseen
+        with torch._dynamo.optimize("eager"):
+            neg(x)
+    assert [(record.fn, str(error)) for record, error in failures] == [(failing, "too long")]
+    assert not any("graphprobe." in entry.frame.f_globals["__name__"] for entry in caught.traceback), "no frame of ours"
+    assert calls.compiled[0].graphs == 1 and [type(error) for error in backwards] == [type(None)] * 2 + [RuntimeError]
+    assert [(name.partition(" ")[0], count) for name, count in calls.unseen.items()] == [("neg", 1)]
 
 
 def test_called_inside_a_compiled_function(seen: Seen) -> None:
@@ -191,10 +254,12 @@ def test_while_a_call_is_looked_at_those_of_other_threads_run_uncompiled() -> No
     def before(record: Compiled, args: Any, kwargs: Any) -> None:
         looked.append(record.fn.__name__)
         if len(looked) == 1:
+            record.busy = True
             looking.set()
             beside.start()
             beside.join(60)
             assert record.beside == 2 and not beside.is_alive()
+            record.busy = False
 
     def call_twice() -> None:
         assert looking.wait(60)

@@ -6,13 +6,23 @@ import contextlib
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from graphprobe.diagnose.script_calls import copied_call, is_finite, is_whole, mode_of, signature_of
+from graphprobe.diagnose.script_calls import (
+    Around,
+    CallBefore,
+    copied_call,
+    gradients_of,
+    is_finite,
+    is_whole,
+    mode_of,
+    requires_grad,
+    signature_of,
+)
 from graphprobe.errors import UsageError, raised_from
 from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
@@ -151,7 +161,8 @@ def run_diagnosed(
     """
     script.check(program)
     watcher = _Watcher(options, on_start, on_step, on_diagnosis, program)
-    calls = CompileCalls(watcher.before, watcher.after, watcher.failed, overrides=options.overrides())
+    told = watcher.before, watcher.after, watcher.failed, watcher.backward
+    calls = CompileCalls(*told, overrides=options.overrides())
     calls.install()
     try:
         with options.budget.alarm(watcher.ring):
@@ -197,6 +208,12 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
     return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
 
 
+def _calls_so_far() -> CallsSoFar:
+    from graphprobe.diagnose.searches.in_place import CallsSoFar
+
+    return CallsSoFar()
+
+
 @dataclass(eq=False)
 class _Past:
     """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
@@ -204,20 +221,26 @@ class _Past:
     `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
     `looked_at`, `not_finite`: see `CallsLookedAt`. `raised`: a call has raised compiled, and was looked into. `last`:
     number of the call that was diagnosed last, with `raises` as of its `Diagnosis`. `compiled`: what the function was
-    compiled to, each time. `numbers`: of the last call of each thread.
+    compiled to, each time. `numbers`: of the last call of each thread; `given`: that call; `graphs`: how many were
+    compiled before it. `changes`: which leaves of its arguments calls change.
     """
 
     name: str
     calls: int = 0
     looked_at: set[int] = field(default_factory=set)
     not_finite: int | None = None
+    gradient_not_finite: int | None = None
     raised: bool = False
+    given: dict[int, CallBefore] = field(default_factory=dict)
+    changes: set[int] = field(default_factory=set)
+    graphs: int = 0
+    around: Around = field(default_factory=Around)
     last: int = 0
     raises: str = ""
     uncompiled: bool = False
     seen: dict[Any, None] = field(default_factory=dict)
     wrong: bool = False
-    so_far: CallsSoFar | None = None
+    so_far: CallsSoFar = field(default_factory=_calls_so_far)
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
     compiled: list[Compiled] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -225,7 +248,12 @@ class _Past:
     @property
     def number(self) -> int:
         """Of the call that this thread makes."""
-        return self.numbers[threading.get_ident()]
+        return self.numbers.get(threading.get_ident(), self.calls)
+
+    def as_before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """The arguments of the call that this thread has made, as they were ahead of it."""
+        given = self.given.pop(threading.get_ident(), None)
+        return (args, kwargs) if given is None else given.before()
 
     def count(self, more: int) -> int:
         """The number of calls, those included that other threads have made meanwhile."""
@@ -280,6 +308,7 @@ class _Watcher:
         self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], _Past]]]()
         self._all: list[_Past] = []
         self._program, self._diagnosing, self._calls, self._looks = program, 0, 0, 0  # diagnosing: which thread
+        self._pending: dict[_Past, tuple[Compiled, int, Any, Any]] = {}  # calls whose backward has not run yet
         self._proofs: Path | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -292,11 +321,15 @@ class _Watcher:
         signature = (mode, signature_of(args, kwargs))
         if self.stopped is None and self._is_wanted(past, signature):
             past.seen[signature] = None
-            with self._busy():
+            with self._busy(compiled):
                 self._look_at(compiled, past, mode, args, kwargs)
         if self.stopped is None and not past.wrong:
-            with self._busy():
-                self._look_in_place(compiled, past, args, kwargs)
+            with self._busy(compiled):
+                past.so_far.add(compiled.fn, (args, kwargs))
+                other = self.options.calls is None and past.around.is_other(compiled.fn)
+                self._look_in_place(compiled, past, args, kwargs, at_any=other)
+                past.given[threading.get_ident()] = CallBefore(args, kwargs, past.changes)
+                past.graphs = compiled.graphs
         if self.stopped is not None:
             raise ScriptStopped(0)
 
@@ -306,16 +339,43 @@ class _Watcher:
         return len(past.seen) < MOST and signature not in past.seen
 
     def after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Diagnose the first call whose result is not finite, unless it was held against the uncompiled one."""
+        """Diagnose the first call whose result is not finite, and look at those for which something was compiled."""
         past = self._past_of(compiled)
-        if self.stopped is not None or past.wrong or past.not_finite is not None or is_finite(result):
+        if self.stopped is not None or past.wrong:
             return
-        past.not_finite = past.number
-        if past.not_finite not in past.looked_at:
-            with self._busy():
-                self._look_at(compiled, past, None, args, kwargs)
+        call = past.as_before(args, kwargs)
+        if past.not_finite is None and not is_finite(result):
+            past.not_finite = past.number
+            self._look_again(compiled, past, *call)
+        new = compiled.graphs > past.graphs and self.options.calls is None
+        if new and past.number not in past.looked_at and not past.wrong:
+            with self._busy(compiled):
+                self._look_in_place(compiled, past, *call, new=True)
+        if requires_grad(result):
+            self._pending[past] = compiled, past.number, *call
         if self.stopped is not None:
             raise ScriptStopped(0)
+
+    def backward(self, error: Exception | None) -> None:
+        """Diagnose the calls whose backward this was, if it raised, or left the first gradients that are not finite."""
+        pending, self._pending = self._pending, {}
+        for past, (compiled, number, args, kwargs) in pending.items():
+            if self.stopped is not None or past.wrong or past.gradient_not_finite is not None:
+                continue
+            if error is None:
+                if is_finite(gradients_of(compiled.fn, args, kwargs)):
+                    continue
+                past.gradient_not_finite = number
+            if past.number == number:
+                self._look_again(compiled, past, args, kwargs)
+        if self.stopped is not None:
+            raise ScriptStopped(0)
+
+    def _look_again(self, compiled: Compiled, past: _Past, args: Any, kwargs: Any) -> None:
+        """Diagnose this call with its values, unless it was held against the uncompiled one."""
+        if past.number not in past.looked_at:
+            with self._busy(compiled):
+                self._look_at(compiled, past, None, args, kwargs)
 
     def failed(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
         """Diagnose the first call that raises, unless it raises uncompiled, too."""
@@ -323,11 +383,12 @@ class _Watcher:
         if self.stopped is not None or past.wrong or past.raised:
             return
         past.raised = True
-        with self._busy():
+        call = past.as_before(args, kwargs)
+        with self._busy(compiled):
             if past.last != past.number:
-                self._look_at(compiled, past, None, args, kwargs)
+                self._look_at(compiled, past, None, *call)
             if not past.explains_exception():
-                self._look_in_place(compiled, past, args, kwargs, at_any=True)
+                self._look_in_place(compiled, past, *call, at_any=True)
             if not past.explains_exception():
                 told = RAISED.format(call=past.number, line=raised_from(error).line)
                 self._told(past.name, past, Diagnosis(verdict="undecided", notes=[told]))
@@ -336,7 +397,10 @@ class _Watcher:
 
     def calls_looked_at(self) -> list[CallsLookedAt]:
         """Of each function, which of its calls were held against the uncompiled one."""
-        return [CallsLookedAt(p.name, p.count(0), sorted(p.looked_at), p.not_finite) for p in self._all]
+        return [
+            CallsLookedAt(p.name, p.count(0), sorted(p.looked_at), p.not_finite, p.gradient_not_finite)
+            for p in self._all
+        ]
 
     def _past_of(self, compiled: Compiled) -> _Past:
         """The calls of the function so far. Where one function is given to torch.compile again and again, its calls go
@@ -357,12 +421,12 @@ class _Watcher:
         return found
 
     @contextlib.contextmanager
-    def _busy(self) -> Iterator[None]:
-        self._diagnosing = threading.get_ident()
+    def _busy(self, compiled: Compiled) -> Iterator[None]:
+        self._diagnosing, compiled.busy = threading.get_ident(), True
         try:
             yield
         finally:
-            self._diagnosing, self.under_way = 0, ""
+            self._diagnosing, self.under_way, compiled.busy = 0, "", False
 
     def ring(self) -> None:
         """No time is left: the script ends here, unless a function is just being diagnosed, which ends by itself."""
@@ -386,7 +450,7 @@ class _Watcher:
         self.on_diagnosis(name, diagnosis)
 
     def _look_at(
-        self, compiled: Compiled, past: _Past, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, compiled: Compiled, past: _Past, mode: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         name = past.name if past.number == 1 else f"{past.name}, call {past.number}"
         alone = mode is None or self.options.calls is not None  # this very call is wanted, with its values
@@ -435,37 +499,39 @@ class _Watcher:
         self,
         compiled: Compiled,
         past: _Past,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
         *,
         at_any: bool = False,
+        new: bool = False,
     ) -> None:
         """Diagnose a call that goes wrong as the script makes it, though the function is right compiled afresh.
 
-        `at_any`: also if it is not one of those that are looked at as they come.
+        `at_any`: also if it is not one of those that are looked at as they come. `new`: so, and behind it, as code was
+        compiled for it, which may be wrong afresh, too.
         """
         from graphprobe.diagnose.searches import in_place
 
         number, call = past.number, (args, kwargs)
-        if number == 1 and not at_any:
-            past.so_far = in_place.CallsSoFar()
         try:
-            if past.so_far is not None and not at_any:
-                past.so_far.add(call, copied_call(compiled.fn, args, kwargs))
             chosen = in_place.is_looked_at(number) if self.options.calls is None else number in self.options.calls
-            wanted = at_any or (chosen and (number > 1 or in_place.is_compiled(compiled.fn)))
+            wanted = at_any or new or (chosen and (number > 1 or in_place.is_compiled(compiled.fn)))
             if compiled.called is None or not wanted or self._looks >= MOST_LOOKS or environment.world_size() > 1:
                 return
             self._looks += 1
-            wrong = in_place.differences_in_place(compiled.fn, compiled.called, call, self.options.budget)
+            wrong = in_place.differences_in_place(
+                compiled.fn, compiled.called, call, self.options.budget, afresh=not new
+            )
             if wrong is not None:
                 past.looked_at.add(number)
-            if not wrong:
+            if wrong and new:
+                self._look_at(compiled, past, None, args, kwargs)
+            if not wrong or past.wrong:
                 return
             name = f"{past.name}, call {number}"
             self._begin(name)
-            calls = past.so_far.calls if past.so_far is not None else None
-            diagnosis = self._diagnose(compiled, name, calls) if calls and number > 1 else None
+            calls = past.so_far.calls if number > 1 else None
+            diagnosis = self._diagnose(compiled, name, calls) if calls else None
             if diagnosis is None or diagnosis.verdict != "fault":
                 diagnosis = self._in_the_script(compiled, call, name)
             if diagnosis is None:

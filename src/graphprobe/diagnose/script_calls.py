@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,12 @@ from graphprobe.internals.dynamo.compile_calls import flattened, mapped
 
 if TYPE_CHECKING:
     import torch
+
+MOST_WALKS = 1_000
+"""Calls of a function before which the values around it are read."""
+
+MOST_TOGETHER = 3
+"""Changes of the same values that count."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -63,6 +70,21 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
     return result
 
 
+def requires_grad(result: Any) -> bool:
+    """Whether a backward may begin at a result."""
+    from graphprobe.diagnose.program import tensors_of
+
+    return any(tensor.requires_grad for tensor in tensors_of(result))
+
+
+def gradients_of(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What backwards have left at parameters and arguments."""
+    from graphprobe.diagnose.program import Program, tensors_of
+
+    leaves = [t for t in [*tensors_of((args, kwargs)), *Program(fn, [(args, kwargs)]).state()] if t.is_leaf]
+    return [t.grad for t in leaves if t.grad is not None]
+
+
 class CallBefore:
     """The arguments of a call that is about to be made, tensors that calls change in place as they are before it.
 
@@ -93,6 +115,31 @@ class CallBefore:
             with contextlib.suppress(RuntimeError, AttributeError):
                 found[i] = leaf._version
         return found
+
+
+class Around:
+    """The plain values around a function, such as globals and attributes, from which its guards must keep it."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Any] | None = None
+        self._together = Counter[frozenset[str]]()
+        self._left = MOST_WALKS
+
+    def is_other(self, fn: Any) -> bool:
+        """Whether they are others than the last time, if a guard may have missed that.
+
+        Values that change together do so again and again, such as counters: only the first times count.
+        """
+        from graphprobe.judge.effects import plain_values
+
+        self._left -= 1
+        if self._left < 0:
+            return False
+        before, self._last = self._last, plain_values(fn)
+        now = self._last
+        changed = frozenset(k for k in {*now, *(before or now)} if now.get(k) != (before or now).get(k))
+        self._together[changed] += 1
+        return bool(changed) and self._together[changed] <= MOST_TOGETHER
 
 
 def is_finite(result: Any) -> bool:

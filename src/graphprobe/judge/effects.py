@@ -57,6 +57,15 @@ def snapshot(fn: Any, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> dic
         return {**dict(global_generators()), **_copied(walk.values, walk.elsewhere)}
 
 
+def plain_values(fn: Any) -> dict[str, Any]:
+    """The numbers and texts around `fn` that the user's code it leads to can read at this moment, by their labels."""
+    with quiet():
+        walk = Walk()
+        walk.variable("", fn, 0)
+        walk.go_on()
+        return {label: value for label, value in walk.values.items() if isinstance(value, (bool, int, float, str))}
+
+
 def to_record(values: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """A snapshot as bytes."""
     return to_bytes(capture([list(values), list(values.values())], rng=False))

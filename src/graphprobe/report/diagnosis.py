@@ -359,15 +359,17 @@ def print_end(
             command = "reduce" if first.proof == "piece" else "issue"
             follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
     elif verdict == "undecided":
-        notes = sorted((note for d in diagnoses for note in d.notes), key=lambda note: "budget" not in note)
-        facts.append(("why", next(iter(notes), "")))
+        undecided = [note for d in diagnoses if d.verdict == "undecided" for note in d.notes]
+        facts.append(("why", next(iter(sorted(undecided, key=lambda note: "budget" not in note)), "")))
     if verdict == "healthy":
         word += extent_in_words(calls)
         facts += [("calls", f"{one.function}: {one.in_words}") for one in calls if len(calls) > 1]
-        late = [one for one in calls if one.not_finite is not None]
-        facts += [
-            ("not finite", f"{one.function}: the result of call {one.not_finite}, uncompiled too") for one in late
-        ]
+        for one in calls:
+            if one.not_finite is not None:
+                facts.append(("not finite", f"{one.function}: the result of call {one.not_finite}, uncompiled too"))
+            elif one.gradient_not_finite is not None:
+                said = f"the gradient of call {one.gradient_not_finite}; the call alone is right"
+                facts.append(("not finite", f"{one.function}: {said}"))
     once = "allow more time (--budget)" if follow[1:] == ["diagnose", *target] else ""
     print_closing(f"{word}: {name}", facts, follow=follow, once=once, style=f"bold {STYLES[tone]}", file=file)
 

@@ -44,7 +44,6 @@ class CompileWatch:
         """`exact`: results that are right and differ in their last bits are a fault."""
         self.called = False
         self._budget_s, self._exact = budget_s, exact
-        self._pid = os.getpid()
         self._calls: CompileCalls | None = None
         self._before: Callable[[Compiled, tuple[Any, ...], dict[str, Any]], None] | None = None
         self._touched: dict[int, Compiled] = {}
@@ -88,8 +87,6 @@ class CompileWatch:
             self._touched.clear()
 
     def _on_call(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if os.getpid() != self._pid:
-            return  # a child that the test has forked: what it found would be lost with it
         self.called = True
         if self._before is not None:
             self._touched[id(compiled)] = compiled

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from graphprobe.select.step_ranges import StepSelection
 
 
+AS_IT_ENDS = "TORCHDYNAMO_DISABLE=1 shows how it ends uncompiled"
+"""Of a script that did not end well, behind how it ended."""
+
+
 @dataclass(frozen=True)
 class _Told:
     """What was told, what the last lines are to say of it, and the document of `--json`."""
@@ -291,6 +295,8 @@ def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, re
 
 def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> _Told:
     """`graphs`: how many Dynamo compiled, whoever asked for them."""
+    from graphprobe.findings import Diagnosis
+
     diagnoses: list[Diagnosis] = [*document.diagnoses]
     verdicts = [diagnosis.verdict for diagnosis in diagnoses]
     healthy = verdicts.count("healthy")
@@ -299,6 +305,8 @@ def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> 
     if problem is None and not graphs and all(diagnosis.compiled_nothing for diagnosis in diagnoses):
         code = EXIT_USAGE
     code = EXIT_FOUND if "fault" in verdicts else code
+    if problem is not None:
+        diagnoses.append(Diagnosis(verdict="undecided", notes=[f"{problem}; {AS_IT_ENDS}"]))
     name = f"{document.target}: {', '.join(counts) or 'nothing diagnosed'}"
     return _Told(code, name, _WORDS[code], diagnoses, document.to_json, document.calls)
 

@@ -17,6 +17,7 @@ import torch
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Call, Program
 from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.script_calls import copied_call
 from graphprobe.engine.forked_child import isolated
 from graphprobe.internals import after_fork
 from graphprobe.internals.dynamo.dynamo_taps import compiled_before
@@ -45,7 +46,7 @@ def is_compiled(fn: Any) -> bool:
 
 
 def differences_in_place(
-    fn: Callable[..., Any], compiled: Callable[..., Any], call: Call, budget: TimeBudget
+    fn: Callable[..., Any], compiled: Callable[..., Any], call: Call, budget: TimeBudget, *, afresh: bool = True
 ) -> list[Difference] | None:
     """What a call gives otherwise where the compiled function is called as it is, and not where it is compiled afresh.
 
@@ -56,6 +57,7 @@ def differences_in_place(
         fn: uncompiled.
         compiled: what the script calls.
         budget: for at most four runs.
+        afresh: False: what it gives otherwise compiled afresh, too, counts as well.
 
     Raises:
         NoTimeLeft: the budget was ended meanwhile.
@@ -77,8 +79,8 @@ def differences_in_place(
         return []
     if _gross(expected, run(fn)):
         return None
-    afresh = run(compiled, afresh=True)
-    return [] if afresh is None or _gross(expected, afresh) else found
+    again = run(compiled, afresh=True) if afresh else expected
+    return [] if again is None or _gross(expected, again) else found
 
 
 _RECORDS = list[ObservationRecord]
@@ -128,15 +130,16 @@ class CallsSoFar:
         self.calls: list[Call] | None = []
         self._memo: dict[int, Any] = {}
 
-    def add(self, call: Call, copied: Call) -> None:
-        """One more call, before it is made; `copied` has copies of its tensors, in the same places."""
+    def add(self, fn: Callable[..., Any], call: Call) -> None:
+        """One more call of the function, before it is made."""
         if self.calls is None or len(self.calls) >= FIRST:
             self.calls = None
             return
-        pairs = zip(tree_leaves(call), tree_leaves(copied), strict=True)
-        given = {id(v): own for v, own in pairs if isinstance(v, (torch.Tensor, torch.nn.Module))}
-        self._memo |= given
+        given: dict[int, Any] = {}
         try:
+            pairs = zip(tree_leaves(call), tree_leaves(copied_call(fn, *call)), strict=True)
+            given = {id(v): own for v, own in pairs if isinstance(v, (torch.Tensor, torch.nn.Module))}
+            self._memo |= given
             self.calls.append(copy.deepcopy((tuple(call[0]), dict(call[1])), self._memo))
         except Exception:  # whatever an object raises where it is copied
             self.calls = None

@@ -11,6 +11,7 @@ import functools
 import inspect
 import mmap
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,7 @@ class Compiled:
         called: what the program calls: what was compiled, without the watch.
         uncompiled: from now on the program gets `fn` itself instead of what was compiled.
         graphs: how many Dynamo has compiled in its calls.
-        taken: by the thread that looks at a call; calls of other threads run uncompiled meanwhile.
+        busy: the observer is about something that takes long: calls of other threads run uncompiled meanwhile.
         beside: how many calls that were since `before` was last called.
         kept: for the observer's own notes on this function.
     """
@@ -47,7 +48,7 @@ class Compiled:
     called: Callable[..., Any] | None = None
     uncompiled: bool = False
     graphs: int = 0
-    taken: threading.Lock = field(default_factory=threading.Lock)
+    busy: bool = False
     beside: int = 0
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -74,6 +75,9 @@ class Compiled:
 NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
 """Options that `torch.compile` takes for itself."""
 
+POLL_S = 0.05
+"""How often a call that waits for its turn looks whether its function is busy."""
+
 
 class CompileCalls(Subscription):
     """Watches every function that Dynamo is to compile while this is installed; for good, once it was handed to Dynamo.
@@ -84,8 +88,8 @@ class CompileCalls(Subscription):
     `before(compiled, args, kwargs)` is called ahead of each call of such a function, `after(compiled, args, kwargs,
     result)` behind it, `failed(compiled, args, kwargs, error)` where it raises; while they run, compiled functions run
     uncompiled and Dynamo is torch's own, in this thread and in every thread of children forked meanwhile. Threads take
-    turns, but for calls of one function: while one is looked at, those of other threads run uncompiled. In processes
-    forked by the program nothing is looked at.
+    turns, but for calls of a function that is `busy`, which run uncompiled. In processes that the program forks nothing
+    is looked at.
 
     Attributes:
         compiled: the functions.
@@ -96,6 +100,7 @@ class CompileCalls(Subscription):
         before: may set `compiled.uncompiled`. What it raises goes to the program.
         after: of calls that ran compiled. What it raises goes to the program.
         failed: `failed(compiled, args, kwargs, error)`, in place of `after`, of calls that raised.
+        backward: called behind each backward, with the exception that ended it, or None.
         overrides: arguments of `torch.compile` that are put in the place of the program's.
     """
 
@@ -104,13 +109,15 @@ class CompileCalls(Subscription):
         before: Callable[[Compiled, tuple[Any, ...], dict[str, Any]], None],
         after: Callable[[Compiled, tuple[Any, ...], dict[str, Any], Any], None] | None = None,
         failed: Callable[[Compiled, tuple[Any, ...], dict[str, Any], Exception], None] | None = None,
+        backward: Callable[[Exception | None], None] | None = None,
         *,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
         self.compiled: list[Compiled] = []
         self.unseen = Counter[str]()
         self.elsewhere, self._pid = mmap.mmap(-1, 1), os.getpid()
-        self._before, self._after, self._failed, self._overrides = before, after, failed, dict(overrides or {})
+        self._before, self._after, self._failed, self._backward = before, after, failed, backward
+        self._overrides, self._around_backward = dict(overrides or {}), list[Callable[..., Any]]()
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._called = contextvars.ContextVar[Compiled | None]("graphprobe_called", default=None)
         self._turn, self._beside = threading.RLock(), threading.Lock()
@@ -120,7 +127,10 @@ class CompileCalls(Subscription):
             Patch("compile_calls", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", self._counting),
         ]
         if self._overrides:
-            patches.append(Patch("compile_calls", "torch", "compile", self._overriding))
+            changed = CompileSettings(lambda given: given if self._is_inside() else {**given, **self._overrides})
+            patches.append(Patch("compile_calls", "torch", "compile", changed.make))
+        if backward is not None:
+            patches.append(Patch("compile_calls", "torch.autograd", "_engine_run_backward", self._backwards))
         super().__init__(patches)
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,8 +138,9 @@ class CompileCalls(Subscription):
         def __call__(context: Any, fn: Any) -> Any:
             with unseen:
                 result = original(context, fn)
-            # Of a module, `forward` came through here on its own; of a class, its methods.
-            if self._is_inside() or context.export or not inspect.isfunction(result) or _is_backward(fn):
+            # Of a module, `forward` came through here on its own; of a class, its methods, of which modules have two.
+            apart = not inspect.isfunction(result) or fn is sys.modules["torch"].nn.Module.__call__ or _is_backward(fn)
+            if apart or self._is_inside() or context.export:
                 return result
             record = _settings_of(context, _innermost(fn))
             self.compiled.append(record)
@@ -159,15 +170,32 @@ class CompileCalls(Subscription):
             named = frame_name(code, given)
             self.unseen[f"{named.plain} ({named.file}:{named.line})"] += 1
 
-    def _overriding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def compile(model: Any = None, **settings: Any) -> Any:
-            if model is None:
-                return lambda model: compile(model, **settings)
-            with unseen:
-                return original(model, **(settings if self._is_inside() else {**settings, **self._overrides}))
+    def _backwards(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        running = contextvars.ContextVar("graphprobe_backward", default=False)
 
-        return compile
+        @functools.wraps(original)
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside() or running.get():  # one inside of another ends with that
+                return original(*args, **kwargs)
+            token = running.set(True)
+            try:
+                with unseen:
+                    result = original(*args, **kwargs)
+            except Exception as error:
+                self._tell_backward(error)
+                raise
+            finally:
+                running.reset(token)
+            self._tell_backward(None)
+            return result
+
+        self._around_backward.append(_engine_run_backward)
+        return _engine_run_backward
+
+    def _tell_backward(self, error: Exception | None) -> None:
+        if self._backward is not None:
+            with self._inside_turn():
+                self._backward(error)
 
     def _wrapper(self, record: Compiled, compiled: Callable[..., Any]) -> Callable[..., Any]:
         fn, record.called = record.fn, compiled
@@ -197,6 +225,11 @@ class CompileCalls(Subscription):
 
         # So Dynamo, when it traces a caller, goes on with the function itself, as it would without this wrapper.
         vars(call).update(_torchdynamo_inline=fn, _torchdynamo_orig_callable=fn, _torchdynamo_wrapper_id=id(call))
+        from graphprobe.internals.operators.autograd_edges import uncompiled
+
+        around: list[Callable[..., Any]] = [call, *self._around_backward]
+        for function in around:  # what is compiled there sets Dynamo on again
+            uncompiled(function)
         return call
 
     def _is_inside(self) -> bool:
@@ -207,15 +240,16 @@ class CompileCalls(Subscription):
             return False
         if record.uncompiled:
             return False
-        if not record.taken.acquire(blocking=False):
-            with self._beside:
-                record.beside += 1
-            return False
+        while not self._turn.acquire(timeout=POLL_S):
+            if record.busy:
+                with self._beside:
+                    record.beside += 1
+                return False
         try:
             with self._inside_turn():
                 self._before(record, args, kwargs)
         finally:
-            record.taken.release()
+            self._turn.release()
         return not record.uncompiled
 
     @contextlib.contextmanager
@@ -257,14 +291,14 @@ def mode_names() -> list[str]:
 def settings_of_compiled(fn: Any) -> Compiled:
     """What `torch.compile` was given, and with which settings; of a function that is not compiled torch's defaults."""
     context = _context_of(fn)
-    return Compiled(_original(fn), _default_backend()) if context is None else _settings_of(context, _original(fn))
+    return Compiled(_original(fn), default_backend()) if context is None else _settings_of(context, _original(fn))
 
 
 def _settings_of(context: Any, fn: Any) -> Compiled:
     """The settings of a function that this context of Dynamo's compiles."""
     import torch
 
-    record = Compiled(fn, _default_backend())
+    record = Compiled(fn, default_backend())
     backend: Any = getattr(context, "callback", None)
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
@@ -302,14 +336,6 @@ def _context_of(fn: Any) -> Any:
         return None
     cells = inspect.getclosurevars(config).nonlocals if inspect.isfunction(config) else {}
     return cells.get("self")
-
-
-def _default_backend() -> Any:
-    """What `torch.compile` takes when nobody names a backend."""
-    from torch._dynamo.backends import registry
-
-    chosen = getattr(registry, "get_default_backend", None)
-    return "inductor" if chosen is None else chosen()
 
 
 def flattened(tree: Any) -> tuple[list[Any], str]:
@@ -352,11 +378,13 @@ class CompileSettings(Subscription):
     def __init__(self, change: Callable[[Settings], Settings], *, imported: Callable[[], None] | None = None) -> None:
         self._change = change
         super().__init__(
-            [Patch("compile_settings", "torch", "compile", self._make)],
+            [Patch("compile_settings", "torch", "compile", self.make)],
             imported=None if imported is None else lambda _: imported(),
         )
 
-    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What takes the place of `torch.compile`."""
+
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:
             if model is None:
