@@ -225,6 +225,31 @@ def test_the_first_fact_and_where_it_was(tmp_path: Path) -> None:
     assert "Traceback" not in begun.output
 
 
+IMPORTS = """
+import os, signal, sys
+
+class Signalled:
+    def find_spec(self, name, *args):
+        if name == "torch.distributed":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Signalled())
+import torch
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["recompiles", "diagnose"])
+def test_no_exception_is_raised_while_torch_is_imported(command: str, tmp_path: Path) -> None:
+    """Raised in a function that C++ calls, it would end the process by SIGABRT."""
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    begun = Command([command, "imports.py"], tmp_path)
+    assert begun.process.wait(120) == 143
+    assert "UNDECIDED: " in begun.output and "interrupted by SIGTERM" in begun.output
+    assert "ended by SIGTERM" not in begun.output and "no compiled function" not in begun.output, "it was not raised"
+    assert "Traceback" not in begun.output and begun.left() == []
+
+
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_one_that_comes_twice_does_not(tmp_path: Path) -> None:
     for apart_s, told in ((0.02, True), (1.0, False)):

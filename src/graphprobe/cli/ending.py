@@ -40,9 +40,6 @@ END_S, TELL_S, THREADS_S = 3.0, 1.0, 0.5
 TWICE_S = 0.5
 """Two signals that come so soon are one: `timeout` sends it to a process and to its group."""
 
-GOES_ON = "the script goes on after a signal that asked it to end"
-"""What is told of one that catches the exception, or is in C++."""
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -60,11 +57,12 @@ def exit_as(ended: Ended) -> SystemExit:
 class AtSignal:
     """What a command does when a signal comes: `stop` ends its work, told why; None raises `Interrupted`.
 
-    `known` tells what is known, and is called on a thread of its own where the command does not end in time.
+    `known` tells what is known, told why. It is called where the command does not end in time, on a thread of its own,
+    and where it must end at once.
     """
 
     stop: Callable[[str], None] | None = None
-    known: Callable[[], None] = lambda: None
+    known: Callable[[str], None] = lambda why: None
 
 
 class Signals:
@@ -123,12 +121,15 @@ class Signals:
     def _came(self, number: int, _: FrameType | None) -> None:
         if self.code is None:
             self.code = EXIT_SIGNAL + number
+            # What is raised while C++ of torch is being loaded can end the process by SIGABRT.
+            if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+                self._over(_why(number))
             self._stop(number)
 
     def _stop(self, number: int) -> None:
         name, stop = signal.Signals(number).name, self.ways[-1].stop
         if stop is not None:
-            stop(f"interrupted by {name}")
+            stop(_why(number))
         elif threading.current_thread() is threading.main_thread():
             raise Interrupted(name)
 
@@ -141,8 +142,9 @@ class Signals:
                 if thread.is_alive():
                     self._over("")
 
-    def _over(self, _: str) -> None:
-        self.ways[-1].known()
+    def _over(self, why: str) -> None:
+        with contextlib.suppress(Exception):
+            self.ways[-1].known(why)
         self._leave()
 
     def _guard(self, reader: int) -> None:
@@ -170,13 +172,13 @@ class Signals:
     def _end(self, code: int, *, tell: bool) -> None:
         self.code = code
         if tell:
-            teller = threading.Thread(target=self._tell, daemon=True)
+            teller = threading.Thread(target=self._tell, args=(_why(code - EXIT_SIGNAL),), daemon=True)
             teller.start()
             teller.join(TELL_S)
         self._leave(flush=False)
 
-    def _tell(self) -> None:
-        self.ways[-1].known()
+    def _tell(self, why: str) -> None:
+        self.ways[-1].known(why)
         stacks = _written(lambda file: faulthandler.dump_traceback(file, all_threads=True))
         echo(f"graphprobe: interrupted before it ended by itself; where it was is in {stacks}", err=True)
         sys.stdout.flush()
@@ -194,6 +196,10 @@ class Signals:
             for process in () if children is None else children.descendants(os.getpid()):
                 children.end_group(process, started=())  # type: ignore[union-attr]
         os._exit(self.code)
+
+
+def _why(number: int) -> str:
+    return f"interrupted by {signal.Signals(number).name}"
 
 
 @contextlib.contextmanager

@@ -270,8 +270,8 @@ def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, re
         with contextlib.suppress(OSError):  # the disk is full, which is told at the end
             write_json(result.file, document.to_json())
 
-    def known() -> None:
-        problem = document.ended = f"the script was ended: {options.budget.ended}"
+    def known(why: str) -> None:
+        problem = document.ended = f"the script was ended: {why}"
         if not result.printed:
             echo(f"{target}: {problem}")
             _end(_told(document, problem), typed, base, left_out=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.ending import GOES_ON, AtSignal, at_signal
+from graphprobe.cli.ending import AtSignal, at_signal
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, new_file
 from graphprobe.cli.target import (
@@ -151,8 +151,9 @@ def _program(
     target = program.name
     watch = ProgramWatch(None if printed else lambda row: print_found(row, base))
 
-    def known() -> None:
-        _show(target, *watch.report(), out, _again(typed), printed=printed, base=base, ended=GOES_ON)
+    def known(why: str) -> None:
+        ended = f"the script was {why}"
+        _show(target, *watch.report(), out, _again(typed), printed=printed, base=base, ended=ended)
 
     watch.start()
     try:

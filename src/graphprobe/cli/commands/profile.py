@@ -87,7 +87,7 @@ def command(
     ended: list[Ended] = []
     # Registered first, this comes last: what the program's threads compile until then is part of it.
     finish = atexit.register(partial(_finish, running, ended, file, trace, top, quiet, Path.cwd()))
-    with filtered(only_function), at_signal(AtSignal(known=finish), stays=True):
+    with filtered(only_function), at_signal(AtSignal(known=lambda _: finish()), stays=True):
         ended.append(script.run(target))
     raise exit_as(ended[0])
 

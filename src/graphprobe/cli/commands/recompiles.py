@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.ending import GOES_ON, AtSignal, at_signal
+from graphprobe.cli.ending import AtSignal, at_signal
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import JsonTo, json_option
 from graphprobe.cli.target import (
@@ -112,7 +112,7 @@ def _watched(
         allowed=allowed, on_cause=(lambda text: echo(f"graphprobe: recompiles: {text}", err=True)) if live else None
     )
     watch.open()
-    with at_signal(AtSignal(known=lambda: tell(watch.result(), GOES_ON))):
+    with at_signal(AtSignal(known=lambda why: tell(watch.result(), f"the script was {why}"))):
         ended = script.run(program)
         if os.getpid() != process:
             sys.exit(ended.code)  # a forked child of the program, which has nothing to report
