@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from compare.made import MemoryDump, call, scalar, tensor
+from graphprobe.cli.commands.merge import _tell
 from graphprobe.compare import compare_dumps
 from graphprobe.compare.judge import UNEVEN, is_part, parts_between
+from graphprobe.compare.ranks import Shared
 from graphprobe.compare.result import Summary
 
 
@@ -73,3 +75,18 @@ def test_the_number_of_parts() -> None:
     assert parts_between(dump(4, 8), dump(4, 2)) == 4
     assert parts_between(dump(4, 2), dump(4, 2)) == 1
     assert parts_between(dump(4, 3), dump(4, 2)) == 1  # neither has the other's parts
+
+
+def test_what_begins_to_differ_first_is_listed_and_what_may_follow_is_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = Shared(what="norm.mean", relation="differs", ranks=((0, 2), (1,)), step=0, odd=(1,))
+    later = [Shared(what=f"w{n}", relation="differs", ranks=((0, 2), (1,)), step=1, odd=(1,)) for n in range(3)]
+    _tell([*later, first], {"0": "a", "1": "b", "2": "c"})
+    told = capsys.readouterr().out.splitlines()
+    assert told[2:] == [
+        "  norm.mean: began at step 0 on rank 1, changed by something that was not recorded; ranks that agree: 0,2 | 1",
+        "  3 values from a later step on, which may follow: w0, …",
+    ]
+    _tell([first], {"0": "a", "1": "b", "2": "c"})
+    assert "later step" not in capsys.readouterr().out

@@ -96,6 +96,8 @@ def _end(shared: list[Shared], index: Path) -> None:
 
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:
+    from graphprobe.report.document import counted
+
     echo(f"{len(places)} ranks: {', '.join(places)}")
     for relation in ("replicated", "sharded", *DIFFER, "undecided"):
         found = [value for value in shared if value.relation == relation]
@@ -106,11 +108,14 @@ def _tell(shared: list[Shared], places: dict[str, str]) -> None:
                 odd = f"rank {', '.join(map(str, value.odd))} has not what the step before left; no call shows why"
                 echo(f"  {value.what}, step {value.step}: {odd}")
         if relation == "differs":
-            for value in sorted(found, key=lambda value: value.step)[:20]:
+            first = min((value.step for value in found), default=0)
+            later = [value for value in found if value.step > first]
+            for value in [value for value in found if value.step == first][:20]:
                 groups = " | ".join(",".join(map(str, group)) for group in value.ranks)
-                odd = f"; rank {', '.join(map(str, value.odd))} stands alone" if value.odd else ""
                 by = value.written_by or "something that was not recorded"
-                written = f", changed by {by}" if value.odd else ""
-                echo(f"  {value.what}, step {value.step}: ranks that agree: {groups}{odd}{written}")
+                odd = f" on rank {', '.join(map(str, value.odd))}, changed by {by}" if value.odd else ""
+                echo(f"  {value.what}: began at step {value.step}{odd}; ranks that agree: {groups}")
+            if later:
+                echo(f"  {counted(len(later), 'value')} from a later step on, which may follow: {later[0].what}, …")
     if not shared:
         echo("no parameter, buffer or weight that two ranks have: nothing could be compared")
