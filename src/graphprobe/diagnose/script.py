@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from graphprobe.diagnose.script_calls import (
-    Around,
     CallBefore,
+    Past,
     copied_call,
     gradients_of,
     is_finite,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from graphprobe.diagnose.api import CompileOverrides
     from graphprobe.diagnose.program import Program
     from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
-    from graphprobe.diagnose.searches.in_place import CallsSoFar
     from graphprobe.diagnose.settings import Compilation, Limits
     from graphprobe.judge.judging import Difference
     from graphprobe.select.step_ranges import StepSelection
@@ -208,65 +207,6 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
     return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
 
 
-def _calls_so_far() -> CallsSoFar:
-    from graphprobe.diagnose.searches.in_place import CallsSoFar
-
-    return CallsSoFar()
-
-
-@dataclass(eq=False)
-class _Past:
-    """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
-
-    `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
-    `looked_at`, `not_finite`: see `CallsLookedAt`. `raised`: a call has raised compiled, and was looked into. `last`:
-    number of the call that was diagnosed last, with `raises` as of its `Diagnosis`. `compiled`: what the function was
-    compiled to, each time. `numbers`: of the last call of each thread; `given`: that call; `graphs`: how many were
-    compiled before it. `changes`: which leaves of its arguments calls change.
-    """
-
-    name: str
-    calls: int = 0
-    looked_at: set[int] = field(default_factory=set)
-    not_finite: int | None = None
-    gradient_not_finite: int | None = None
-    raised: bool = False
-    given: dict[int, CallBefore] = field(default_factory=dict)
-    changes: set[int] = field(default_factory=set)
-    graphs: int = 0
-    around: Around = field(default_factory=Around)
-    last: int = 0
-    raises: str = ""
-    uncompiled: bool = False
-    seen: dict[Any, None] = field(default_factory=dict)
-    wrong: bool = False
-    so_far: CallsSoFar = field(default_factory=_calls_so_far)
-    kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
-    compiled: list[Compiled] = field(default_factory=list)
-    numbers: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def number(self) -> int:
-        """Of the call that this thread makes."""
-        return self.numbers.get(threading.get_ident(), self.calls)
-
-    def as_before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        """The arguments of the call that this thread has made, as they were ahead of it."""
-        given = self.given.pop(threading.get_ident(), None)
-        return (args, kwargs) if given is None else given.before()
-
-    def count(self, more: int) -> int:
-        """The number of calls, those included that other threads have made meanwhile."""
-        for one in self.compiled:
-            self.calls, one.beside = self.calls + one.beside, 0
-        self.calls += more
-        return self.calls
-
-    def explains_exception(self) -> bool:
-        """Whether the last diagnosis explains that the call raises: a fault, or it raises uncompiled, too."""
-        return self.wrong or bool(self.raises)
-
-
 OTHER_CALL = (
     "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
     "for another function with the same text: no guard has kept it from that."
@@ -305,10 +245,10 @@ class _Watcher:
         self.stopped: str | None = None
         self.under_way = ""
         self._known: EqualGraphs | None = None
-        self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], _Past]]]()
-        self._all: list[_Past] = []
+        self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], Past]]]()
+        self._all: list[Past] = []
         self._program, self._diagnosing, self._calls, self._looks = program, 0, 0, 0  # diagnosing: which thread
-        self._pending: dict[_Past, tuple[Compiled, int, Any, Any]] = {}  # calls whose backward has not run yet
+        self._pending: dict[Past, tuple[Compiled, int, Any, Any]] = {}  # calls whose backward has not run yet
         self._proofs: Path | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -333,7 +273,7 @@ class _Watcher:
         if self.stopped is not None:
             raise ScriptStopped(0)
 
-    def _is_wanted(self, past: _Past, signature: Any) -> bool:
+    def _is_wanted(self, past: Past, signature: Any) -> bool:
         if self.options.calls is not None:
             return past.number in self.options.calls
         return len(past.seen) < MOST and signature not in past.seen
@@ -371,7 +311,7 @@ class _Watcher:
         if self.stopped is not None:
             raise ScriptStopped(0)
 
-    def _look_again(self, compiled: Compiled, past: _Past, args: Any, kwargs: Any) -> None:
+    def _look_again(self, compiled: Compiled, past: Past, args: Any, kwargs: Any) -> None:
         """Diagnose this call with its values, unless it was held against the uncompiled one."""
         if past.number not in past.looked_at:
             with self._busy(compiled):
@@ -402,11 +342,11 @@ class _Watcher:
             for p in self._all
         ]
 
-    def _past_of(self, compiled: Compiled) -> _Past:
+    def _past_of(self, compiled: Compiled) -> Past:
         """The calls of the function so far. Where one function is given to torch.compile again and again, its calls go
         on from one to the next, as what Dynamo has compiled for it does."""
         if "past" not in compiled.kept:
-            past = _Past(name_of(compiled.fn))
+            past = Past(name_of(compiled.fn))
             if inspect.isfunction(compiled.fn):
                 asked = (compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
                 key = compiled.fn if compiled.fn.__closure__ else compiled.fn.__code__  # as Dynamo has it
@@ -417,7 +357,7 @@ class _Watcher:
                 self._all.append(past)
             compiled.kept["past"] = past
             past.compiled.append(compiled)
-        found: _Past = compiled.kept["past"]
+        found: Past = compiled.kept["past"]
         return found
 
     @contextlib.contextmanager
@@ -450,7 +390,7 @@ class _Watcher:
         self.on_diagnosis(name, diagnosis)
 
     def _look_at(
-        self, compiled: Compiled, past: _Past, mode: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, compiled: Compiled, past: Past, mode: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         name = past.name if past.number == 1 else f"{past.name}, call {past.number}"
         alone = mode is None or self.options.calls is not None  # this very call is wanted, with its values
@@ -486,7 +426,7 @@ class _Watcher:
             diagnosis.notes.append("the script went on with the uncompiled function")
         self._told(name, past, diagnosis)
 
-    def _told(self, name: str, past: _Past, diagnosis: Diagnosis) -> None:
+    def _told(self, name: str, past: Past, diagnosis: Diagnosis) -> None:
         """Tell a diagnosis, and end the script where no more is wanted."""
         past.wrong = past.wrong or diagnosis.verdict == "fault"
         self.tell(name, diagnosis)
@@ -498,7 +438,7 @@ class _Watcher:
     def _look_in_place(
         self,
         compiled: Compiled,
-        past: _Past,
+        past: Past,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,

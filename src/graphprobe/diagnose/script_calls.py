@@ -1,4 +1,4 @@
-"""What a call of a script is given: its mode and signature, copies of its tensors, and whether its result is finite.
+"""The calls of a script's compiled functions: modes, signatures, copies of arguments, and what is known of each function.
 
 Imports no torch before the script does.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphprobe.internals.dynamo.compile_calls import flattened, mapped
+from graphprobe.internals.dynamo.compile_calls import Compiled, flattened, mapped
 
 if TYPE_CHECKING:
     import torch
+
+    from graphprobe.diagnose.searches.in_place import CallsSoFar
 
 MOST_WALKS = 1_000
 """Calls of a function before which the values around it are read."""
@@ -170,3 +174,62 @@ def _mark_alike(original: torch.Tensor, copy: torch.Tensor) -> None:
     for name, value in vars(original).items():
         if name.startswith("_dynamo_"):
             setattr(copy, name, value)
+
+
+def _calls_so_far() -> CallsSoFar:
+    from graphprobe.diagnose.searches.in_place import CallsSoFar
+
+    return CallsSoFar()
+
+
+@dataclass(eq=False)
+class Past:
+    """One function's calls that were diagnosed: mode and signature of each, and copies of the arguments.
+
+    `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
+    `looked_at`, `not_finite`: see `CallsLookedAt`. `raised`: a call has raised compiled, and was looked into. `last`:
+    number of the call that was diagnosed last, with `raises` as of its `Diagnosis`. `compiled`: what the function was
+    compiled to, each time. `numbers`: of the last call of each thread; `given`: that call; `graphs`: how many were
+    compiled before it. `changes`: which leaves of its arguments calls change.
+    """
+
+    name: str
+    calls: int = 0
+    looked_at: set[int] = field(default_factory=set)
+    not_finite: int | None = None
+    gradient_not_finite: int | None = None
+    raised: bool = False
+    given: dict[int, CallBefore] = field(default_factory=dict)
+    changes: set[int] = field(default_factory=set)
+    graphs: int = 0
+    around: Around = field(default_factory=Around)
+    last: int = 0
+    raises: str = ""
+    uncompiled: bool = False
+    seen: dict[Any, None] = field(default_factory=dict)
+    wrong: bool = False
+    so_far: CallsSoFar = field(default_factory=_calls_so_far)
+    kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
+    compiled: list[Compiled] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """Of the call that this thread makes."""
+        return self.numbers.get(threading.get_ident(), self.calls)
+
+    def as_before(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """The arguments of the call that this thread has made, as they were ahead of it."""
+        given = self.given.pop(threading.get_ident(), None)
+        return (args, kwargs) if given is None else given.before()
+
+    def count(self, more: int) -> int:
+        """The number of calls, those included that other threads have made meanwhile."""
+        for one in self.compiled:
+            self.calls, one.beside = self.calls + one.beside, 0
+        self.calls += more
+        return self.calls
+
+    def explains_exception(self) -> bool:
+        """Whether the last diagnosis explains that the call raises: a fault, or it raises uncompiled, too."""
+        return self.wrong or bool(self.raises)
