@@ -1,4 +1,4 @@
-"""The calls of a script's compiled functions: modes, signatures, copies of arguments, and what is known of each function.
+"""The calls of a script's compiled functions: modes, signatures, copies of arguments, what is known of each function.
 
 Imports no torch before the script does.
 """
