@@ -115,8 +115,6 @@ USES: dict[str, list[str]] = {
     "show run model__0/forward/grph": ["error[artifact-not-found]: no artifact", "nearest: model__0/forward/graph"],
     "show --rwa x": ["no option '--rwa'", "did you mean '--raw'?"],
     "diff a b c --pass x": ["at most two runs"],
-    "diff run": ["error[usage]: diff takes --pass NAME, or [RUN] ADDRESS_A ADDRESS_B"],
-    "diff --model 7 run": ["--model and --direction go with --pass"],
     "diff run --pass fuse --model 7": ["the run has no model 7", "its models: 0"],
     "diff run --pass fsue": ["no pass 'fsue' ran there", "fuse"],
     "diff run --pass fuse --direction forwards": ["'forwards'", "did you mean 'forward'?"],

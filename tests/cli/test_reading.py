@@ -17,6 +17,7 @@ from graphprobe.cli.main import COMMANDS, GROUPS
 from graphprobe.cli.output import JSON_METAVAR, word_of_json
 from graphprobe.records import SCHEMA_VERSION, Where
 from graphprobe.store import RunWriter, layout
+from report.printed_graphs import written
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_diff_of_a_pass_that_changed_the_graph_twice(tmp_path: Path) -> None:
     for number, text in enumerate((START, FUSED, START)):
         name = layout.pass_file(0, "forward", "fuse", number=number)
         where = Where(model=0, direction="forward", pass_name="fuse" if number else None)
-        file = again.write_text(name, text)
+        file = written(again, name, text)
         again.event(where=where, kind="pass" if number else "graph", name="fuse", file=file, changed=bool(number))
     again.close("finished")
     both = call("diff", again.run_dir, "--pass", "fuse", code=1).output
@@ -127,9 +128,9 @@ def test_json_beside_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "runs")
     printed = call("ls", "--json", "runs")
-    written = call("ls", "runs", "--json", "listed.json")
+    told = call("ls", "runs", "--json", "listed.json")
     assert json.loads((tmp_path / "listed.json").read_text()) == json.loads(printed.stdout)
-    assert written.stdout.startswith("run_")
+    assert told.stdout.startswith("run_")
     again = call("ls", "runs", "--json", "listed.json", code=2)
     assert "listed.json" in again.stderr
 

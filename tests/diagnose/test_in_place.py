@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from conftest import Finished
-from graphprobe.diagnose.searches.in_place import FIRST, CallsSoFar, differences_in_place, is_compiled, is_looked_at
+from graphprobe.diagnose.script_calls import FIRST, CallsSoFar
+from graphprobe.diagnose.searches.in_place import differences_in_place, is_compiled, is_looked_at
 from graphprobe.settings.limits import TimeBudget
 
 X = torch.linspace(0.5, 1, 4)

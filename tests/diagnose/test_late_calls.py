@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import Finished
-from graphprobe.diagnose.script_calls import Around, Given
+from graphprobe.diagnose.script_calls import Around, CallBefore
 
 SCRIPT = """\
 import sys
@@ -88,14 +88,14 @@ def test_arguments_that_calls_change_are_told_as_they_were() -> None:
     changed: set[int] = set()
     x, y = torch.ones(2), torch.ones(2)
     for number, kept in enumerate(([2.0, 2.0], [2.0, 2.0], [4.0, 4.0])):
-        given = Given((x,), {"more": [y, 3]}, changed)
+        given = CallBefore((x,), {"more": [y, 3]}, changed)
         x.mul_(2)
         (before,), named = given.before()
         assert before.tolist() == kept, number
         assert named["more"][0] is y and changed == {0}, "what no call changes is not copied"
     assert x.tolist() == [8, 8]
     with torch.inference_mode():
-        assert Given((torch.ones(2),), {}, {0}).before()[0][0].tolist() == [1, 1]
+        assert CallBefore((torch.ones(2),), {}, {0}).before()[0][0].tolist() == [1, 1]
 
 
 LEVEL, COUNT = 1.0, 0

@@ -9,7 +9,8 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from graphprobe.internals.dynamo.compile_calls import Compiled, flattened, mappe
 if TYPE_CHECKING:
     import torch
 
-    from graphprobe.diagnose.searches.in_place import CallsSoFar
+FIRST = 4
+"""Each of so many calls is looked at, and then those whose number is a power of two."""
 
 MOST_WALKS = 1_000
 """Calls of a function before which the values around it are read."""
@@ -176,10 +178,36 @@ def _mark_alike(original: torch.Tensor, copy: torch.Tensor) -> None:
             setattr(copy, name, value)
 
 
-def _calls_so_far() -> CallsSoFar:
-    from graphprobe.diagnose.searches.in_place import CallsSoFar
+class CallsSoFar:
+    """The calls of one function from the first, to be made again: tensors as they were at each, other objects once.
 
-    return CallsSoFar()
+    Attributes:
+        calls: None where something cannot be copied, or there were too many.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any]] | None = []
+        self._memo: dict[int, Any] = {}
+
+    def add(self, fn: Callable[..., Any], call: tuple[Any, Mapping[str, Any]]) -> None:
+        """One more call of the function, before it is made."""
+        if self.calls is None or len(self.calls) >= FIRST:
+            self.calls = None
+            return
+        import torch
+
+        from graphprobe.internals.tensors.trees import tree_leaves
+
+        given: dict[int, Any] = {}
+        try:
+            pairs = zip(tree_leaves(call), tree_leaves(copied_call(fn, *call)), strict=True)
+            given = {id(v): own for v, own in pairs if isinstance(v, (torch.Tensor, torch.nn.Module))}
+            self._memo |= given
+            self.calls.append(deepcopy((tuple(call[0]), dict(call[1])), self._memo))
+        except Exception:  # whatever an object raises where it is copied
+            self.calls = None
+        for number in given:  # of an object that may be gone at the next call
+            del self._memo[number]
 
 
 @dataclass(eq=False)
@@ -208,7 +236,7 @@ class Past:
     uncompiled: bool = False
     seen: dict[Any, None] = field(default_factory=dict)
     wrong: bool = False
-    so_far: CallsSoFar = field(default_factory=_calls_so_far)
+    so_far: CallsSoFar = field(default_factory=CallsSoFar)
     kept: list[tuple[Any, tuple[Any, Mapping[str, Any]]]] = field(default_factory=list)
     compiled: list[Compiled] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)

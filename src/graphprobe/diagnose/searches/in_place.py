@@ -6,7 +6,6 @@ code, may still be taken where it does not fit; that shows here alone.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,11 +16,10 @@ import torch
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Call, Program
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.script_calls import copied_call
+from graphprobe.diagnose.script_calls import FIRST
 from graphprobe.engine.forked_child import isolated
 from graphprobe.internals import after_fork
 from graphprobe.internals.dynamo.dynamo_taps import compiled_before
-from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
@@ -29,9 +27,6 @@ from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 
 GROSS = 0.01
 """Relative rms error from which on the values of a call are looked into: rounding has been judged before."""
-
-FIRST = 4
-"""Each of so many calls is looked at, and then those whose number is a power of two."""
 
 
 def is_looked_at(number: int) -> bool:
@@ -117,31 +112,3 @@ def judged_in_place(ladder: Ladder, compiled: Callable[..., Any]) -> list[Differ
 
 def _report(program: Program, compiled: Callable[..., Any]) -> RungReport:
     return RungReport(calls=program.run(lambda fn: compiled))
-
-
-class CallsSoFar:
-    """The calls of one function from the first, to be made again: tensors as they were at each, other objects once.
-
-    Attributes:
-        calls: None where something cannot be copied, or there were too many.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[Call] | None = []
-        self._memo: dict[int, Any] = {}
-
-    def add(self, fn: Callable[..., Any], call: Call) -> None:
-        """One more call of the function, before it is made."""
-        if self.calls is None or len(self.calls) >= FIRST:
-            self.calls = None
-            return
-        given: dict[int, Any] = {}
-        try:
-            pairs = zip(tree_leaves(call), tree_leaves(copied_call(fn, *call)), strict=True)
-            given = {id(v): own for v, own in pairs if isinstance(v, (torch.Tensor, torch.nn.Module))}
-            self._memo |= given
-            self.calls.append(copy.deepcopy((tuple(call[0]), dict(call[1])), self._memo))
-        except Exception:  # whatever an object raises where it is copied
-            self.calls = None
-        for number in given:  # of an object that may be gone at the next call
-            del self._memo[number]
