@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import threading
@@ -91,7 +92,7 @@ def of(fn: Any, backend: Any = right, *, grad: bool | None = None) -> tuple[Prog
 def outcome(step: partial[Any], program: Program, compilation: Compilation, limit_s: float = 300.0) -> Outcome:
     notes: list[str] = []
     processes = FreshProcesses(program, compilation, notes.append)
-    with processes:
+    with contextlib.closing(processes):
         found = processes.outcome(step, limit_s, float("inf"), Board(), lambda: None)
     assert found is not None and not notes, notes
     return found

@@ -346,7 +346,7 @@ def test_a_script_ends_where_its_budget_is_spent(diagnose: Diagnose, tmp_path: P
     assert (done.code, document["unfinished"]) == (125, True)
     assert [d["verdict"] for d in document["diagnoses"]] == ["healthy", "undecided"]
     assert document["ended"] == "the script was ended: the budget of 15 s is spent"
-    assert "s in the step kernels in slow (" in document["diagnoses"][1]["notes"][0]
+    assert "s in the step plain in slow (" in document["diagnoses"][1]["notes"][0]
     assert "tensor([2., 2., 2.])" not in done.out and not (tmp_path / "graphprobe-diagnosis").exists()
 
 

@@ -122,7 +122,8 @@ class Signals:
         if self.code is None:
             self.code = EXIT_SIGNAL + number
             # What is raised while C++ of torch is being loaded can end the process by SIGABRT.
-            if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+            spec = sys.modules["torch"].__spec__ if "torch" in sys.modules else None
+            if getattr(spec, "_initializing", False):
                 self._over(_why(number))
             self._stop(number)
 

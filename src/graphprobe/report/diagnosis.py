@@ -380,7 +380,8 @@ def lines_from(diagnosis: Diagnosis) -> list[str]:
     for finding in diagnosis.findings:
         lines.append(f"{sentence(finding)} Stage: {finding.stage_name}.")
         lines += [f"  {words}" for words in [values_in_words(finding)] if words]
-        for label, value in facts_of(finding, SourcePlace, finding.dossier).rows:
+        rows = facts_of(finding, SourcePlace, finding.dossier).rows
+        for label, value in ((label, value) for label, value in rows if not isinstance(value, Folded)):
             first, *further = (line for line, *_ in lines_of(value))
             lines += [f"  {label}: {first}", *(f"    {line}" for line in further)]
     if diagnosis.verdict == "undecided":
