@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -63,18 +63,7 @@ def told_more(reason: str, more: str) -> str:
     return f"{reason}{end} {more}".strip()
 
 
-STAGES: tuple[Stage, ...] = (
-    "dynamo",
-    "backend",
-    "aot",
-    "decomposition",
-    "pre_grad",
-    "joint",
-    "post_grad",
-    "lowering",
-    "codegen",
-    "runtime",
-)
+STAGES: tuple[Stage, ...] = get_args(Stage)[:-1]
 """From the first to the last."""
 
 

@@ -179,7 +179,7 @@ def _lines(index: int, graph: ExplainedGraph) -> list[str]:
 
 
 class Heard:
-    """What was observed of breaks; `on_break` gets each that was not there before."""
+    """What was observed of breaks; `on_break` takes each that was not there before."""
 
     def __init__(self, on_break: Callable[[GraphBreak], None] | None = None) -> None:
         self._on_break = on_break

@@ -251,7 +251,7 @@ def stage_rung(watch: Watch, stage: str) -> Callable[..., Any]:
 
 
 def own_rung(watch: Watch, backend: Callable[..., Any], passes: OwnPasses) -> Callable[..., Any]:
-    """A backend of the program, its passes watched; `watch.graphs` has what AOTAutograd gives its compilers."""
+    """A backend of the program, its passes watched; `watch.graphs` has what AOTAutograd hands to its compilers."""
 
     def around(direction: str, compiler: Callable[..., Any]) -> Callable[..., Any]:
         def compile_graph(gm: GraphModule, inputs: Sequence[Any], *args: Any, **settings: Any) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ MOST_LOOKS = 40
 """Calls of a script that are looked at as the script makes them."""
 
 LAST_S = 2.0
-"""What a diagnosis gets to say what it knows, once its time is over."""
+"""Time for a diagnosis to say what it knows, once its own is over."""
 
 ELSEWHERE = "processes that the program forked called compiled functions, which were not looked into there"
 

@@ -29,7 +29,7 @@ class Recompiles:
         wants: Callable[[object], bool] | None = None,
         on_cause: Callable[[str], None] | None = None,
     ) -> None:
-        """`wants` gets the backend of a function that is recompiled, and says whether it counts. Rest: `recompiles`.
+        """`wants` takes the backend of a function that is recompiled, and says whether it counts. Rest: `recompiles`.
 
         `on_cause` gets each cause that was not there before, in one line, on the thread that compiles.
         """

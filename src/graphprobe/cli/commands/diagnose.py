@@ -267,7 +267,7 @@ def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, re
         progress.stop()
         _show(name, diagnosis, base, result)
         document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
-        with contextlib.suppress(OSError):  # the disk is full, which is told at the end
+        with contextlib.suppress(OSError):  # the disk is full, which the end says
             write_json(result.file, document.to_json())
 
     def known(why: str) -> None:

@@ -126,7 +126,7 @@ def shown_name(backend: Any) -> str:
 
 
 def place_of_backend(backend: Any) -> str | None:
-    """`file:line` where the program defines a backend, or gives it its name; None where it does neither."""
+    """`file:line` where the program defines a backend, or names it; None where it does neither."""
     inner, _ = unwrapped((registered(backend) or backend) if isinstance(backend, str) else backend)
     while isinstance(inner, functools.partial):
         inner = inner.func

@@ -95,7 +95,7 @@ def backends_of(rungs: Sequence[Rung], *, backend: str = "inductor") -> dict[str
     """
     states = {str(rung.name): str(rung.state) for rung in rungs}
     found = {name: states[rung] for rung, name in RUNG_BACKENDS.items() if rung in states}
-    if "passes" in states:  # they do more than this backend: if they are wrong, nobody knows what it gives
+    if "passes" in states:  # they do more than this backend: if they are wrong, nobody knows what it returns
         found["aot_eager_decomp_partition"] = "right" if states["passes"] == "right" else "not_run"
     top = states.get("plain", "not_run")
     found[backend] = states.get("kernels", "not_run") if top == "not_run" else top

@@ -1,4 +1,4 @@
-"""Stands between Dynamo and what it compiles, so that somebody can look at a call before the compiled function gets it.
+"""Is between Dynamo and what it compiles, so that somebody can look at a call before the compiled function is run.
 
 Stands in for `torch.compile`, so that a program's functions are compiled otherwise than it says.
 """
