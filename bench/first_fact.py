@@ -4,8 +4,8 @@
 
 Twelve programs: six faults, each in one layer and in the middle of a model of twelve. `plain`: seconds from the start
 of `python` to the end of the program, which dies of its exception, or has run uncompiled and compiled and says how far
-they are apart. `first fact`: seconds from the start of `graphprobe diagnose` to its line `compiled, …`. By turns, each
-with an empty cache of Inductor. `end`: seconds to the end of the diagnosis, which is stopped after `--most`.
+they are apart. `first fact`: seconds from the start of `graphprobe diagnose` to its line `compiled, …`, where it is
+ended by SIGTERM. By turns, each with an empty cache of Inductor.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ RATIO = 1.25
 PROGRAM = '''
 """program.py FAULT LAYERS"""
 import copy
+import os
 import sys
 
 import torch
@@ -85,7 +86,7 @@ elif fault == "lowering":
 torch.manual_seed(0)
 net = torch.nn.Sequential(*[Block(index == layers // 2) for index in range(layers)])
 other, x = copy.deepcopy(net), torch.randn(2, 20, 24)
-if fault in ("accuracy", "gradient") and "DIAGNOSED" not in __import__("os").environ:
+if fault in ("accuracy", "gradient") and os.environ["PLAIN"]:
     other(x).square().mean().backward()
 compiled = torch.compile(net, fullgraph=True)
 compiled(x).square().mean().backward()
@@ -97,54 +98,43 @@ FAULTS = ("dynamo", "lowering", "compile_error", "runtime_error", "accuracy", "g
 CASES = {f"{fault}-{layers}": (fault, str(layers)) for layers in (1, 12) for fault in FAULTS}
 
 
-def timed(command: list[str], folder: str, *, until: re.Pattern[str] | None, most_s: float) -> tuple[float, float]:
-    """Seconds to the first line with the pattern, NaN where there is none, and to the end."""
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "kernels")}
-    if until is not None:
-        env["DIAGNOSED"] = "1"
+def timed(words: list[str], folder: str, *, fact: bool) -> float:
+    """Seconds to the end of the program; of its diagnosis, to the first fact, NaN where there is none."""
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "kernels"), "PLAIN": "" if fact else "1"}
+    command = [sys.executable, *(["-m", "graphprobe", "diagnose"] if fact else []), "program.py", *words]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     found, started = float("nan"), time.monotonic()
-    with subprocess.Popen(
-        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as run:
+    with subprocess.Popen(command, cwd=folder, env=env, **pipes) as run:
         assert run.stdout is not None
         for line in run.stdout:
-            if until is not None and until.search(line) and found != found:
+            if fact and FACT.search(line) and found != found:
                 found = time.monotonic() - started
-            if until is not None and time.monotonic() - started > most_s:
                 run.send_signal(signal.SIGTERM)
-    return found, time.monotonic() - started
+    return found if fact else time.monotonic() - started
 
 
-def row(name: str, rounds: int, most_s: float) -> dict[str, Any]:
+def row(name: str, rounds: int) -> dict[str, Any]:
     """Medians of the rounds of one case."""
-    plain, first, end = [], [], []
+    seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):
-        for diagnosed in (False, True):
+        for fact, of in seconds.items():
             with tempfile.TemporaryDirectory() as folder:
                 Path(folder, "program.py").write_text(PROGRAM, encoding="utf-8")
-                words = ["-m", "graphprobe", "diagnose"] if diagnosed else []
-                command = [sys.executable, *words, "program.py", *CASES[name]]
-                fact, whole = timed(command, folder, until=FACT if diagnosed else None, most_s=most_s)
-            if diagnosed:
-                first.append(fact)
-                end.append(whole)
-            else:
-                plain.append(whole)
-    found = {key: statistics.median(of) for key, of in (("plain", plain), ("first", first), ("end", end))}
-    return {"case": name, **found, "ratio": found["first"] / found["plain"]}
+                of.append(timed([*CASES[name]], folder, fact=fact))
+    plain, first = statistics.median(seconds[False]), statistics.median(seconds[True])
+    return {"case": name, "plain": plain, "first": first, "ratio": first / plain}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", choices=tuple(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--most", type=float, default=600.0, help="seconds of one diagnosis")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    print("| program | plain, s | first fact, s | × plain | end, s |\n|---|---|---|---|---|", flush=True)
+    print("| program | plain, s | first fact, s | × plain |\n|---|---|---|---|", flush=True)
     for name in options.cases:
-        rows.append(one := row(name, options.rounds, options.most))
+        rows.append(one := row(name, options.rounds))
         print(
             f"| {name} | {one['plain']:.1f} | {one['first']:.1f} | {one['ratio']:.2f} | {one['end']:.1f} |", flush=True
         )
