@@ -126,7 +126,6 @@ def test_a_class_and_a_partial_can_be_wrapped() -> None:
     assert len(closed().models()) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_late_backward_after_disable_is_harmless(backend: str, tmp_path: Path) -> None:
     def forward() -> list[Any]:

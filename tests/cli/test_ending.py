@@ -155,7 +155,6 @@ def test_a_disk_that_is_full_leaves_nothing_half(
     assert not made or list((tmp_path / "there").rglob(made))
 
 
-@pytest.mark.slow
 def test_a_command_that_is_told_works_as_it_is_told(tmp_path: Path) -> None:
     called = Path(sys.executable).parent / "graphprobe"
     for path, name in (("/usr/bin:/bin", str(called)), (f"{called.parent}:/usr/bin:/bin", "graphprobe")):

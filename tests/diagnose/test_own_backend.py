@@ -445,7 +445,6 @@ backend = functools.partial(compiler, fails=True)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 100])
 def test_a_module_of_the_program(lines: int, run_repro: Repro, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short one goes in as it is; a long one is imported, and its folder said."""

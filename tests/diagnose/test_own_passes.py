@@ -216,6 +216,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Run
     return looked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "culprit"),
     [
@@ -255,6 +256,7 @@ def test_passes_on_the_joint_graph_and_on_the_backward(looked: Any) -> None:
     assert looked(of_aot(mark, partition_fn=default_partition), grad=True).findings == []
 
 
+@pytest.mark.slow
 def test_a_pass_that_raises(looked: Any) -> None:
     report = looked(of_aot(add_twice, fail), kind="crash_compile")
     assert report.findings == [] and report.origin.pass_ == place_of(fail)

@@ -21,7 +21,6 @@ def inside(x: torch.Tensor) -> torch.Tensor:
     return (x.relu() @ x).cos().sum()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("expose", [True, False])
 def test_values_are_shown_where_that_is_asked_for(expose: bool, tmp_path: Path) -> None:
     watch, report = Watch(), RungReport()

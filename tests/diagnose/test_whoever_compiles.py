@@ -158,7 +158,6 @@ with torch._dynamo.optimize(backend) if sys.argv[1] != "plain" else torch.no_gra
 """
 
 
-@pytest.mark.slow
 def test_what_could_not_be_diagnosed_is_listed(diagnosed: Diagnosed) -> None:
     done, [found] = diagnosed(OUTSIDE, "compiles", code=125)
     said = "Dynamo compiled 1 graph outside of the calls that are diagnosed: f ("

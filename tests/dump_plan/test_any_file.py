@@ -66,7 +66,6 @@ def outcome(content: bytes) -> str:
     return kind
 
 
-@pytest.mark.slow
 @TMP
 @given(VALUES | st.fixed_dictionaries({"dump": VALUES}) | nearly_good())
 def test_any_value(document: Any) -> None:

@@ -238,7 +238,6 @@ import torch
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["recompiles", "diagnose"])
 def test_no_exception_is_raised_while_torch_is_imported(command: str, tmp_path: Path) -> None:
     """Raised in a function that C++ calls, it would end the process by SIGABRT."""

@@ -151,7 +151,6 @@ print(isa, isa.build_arch_flags())
 """
 
 
-@pytest.mark.heavy
 def test_the_same_instructions_are_generated(run_warm: Callable[..., Finished]) -> None:
     tried, told = run_warm("-c", FLAGS, "null"), run_warm("-c", FLAGS, "true")
     assert tried.code == told.code == 0, tried.err + told.err

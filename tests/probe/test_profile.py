@@ -101,7 +101,6 @@ def test_spans_are_well_formed(which: str, request: pytest.FixtureRequest) -> No
     assert result.notes == []
 
 
-@pytest.mark.slow
 def test_phases_account_for_the_compile(plain: profile) -> None:
     summary = plain.summary()
     assert sum(row.self_ns for row in summary.phases) == summary.compile_ns
@@ -113,7 +112,6 @@ def test_phases_account_for_the_compile(plain: profile) -> None:
     assert {"bytecode_tracing", "aot_trace_joint_graph", "GraphLowering.run", "build_guards"} <= names
 
 
-@pytest.mark.slow
 def test_a_backward_that_is_compiled_late_belongs_to_its_function(plain: profile) -> None:
     result = plain.result
     (row,) = plain.summary().functions
@@ -125,14 +123,12 @@ def test_a_backward_that_is_compiled_late_belongs_to_its_function(plain: profile
     assert {"GraphLowering.run", "Scheduler.codegen"} <= inside
 
 
-@pytest.mark.slow
 def test_caches_that_are_off_are_told(plain: profile) -> None:
     caches = {row.cache: row for row in plain.summary().caches}
     assert (caches["fx_graph"].hits, caches["fx_graph"].disabled) == (0, 2)
     assert caches["cpp"].hits + caches["cpp"].misses == 2
 
 
-@pytest.mark.slow
 def test_files(plain: profile, tmp_path: Path) -> None:
     assert read_profile(plain.save(tmp_path / "p.json")) == plain.result
     check_trace(json.loads(plain.save_trace(tmp_path / "t.json").read_text()))
@@ -141,7 +137,6 @@ def test_files(plain: profile, tmp_path: Path) -> None:
     plain.save(tmp_path / "p.json", force=True)
 
 
-@pytest.mark.slow
 def test_report(plain: profile, capsys: pytest.CaptureFixture[str]) -> None:
     plain.report(top=3)
     text = capsys.readouterr().out

@@ -77,7 +77,6 @@ def test_the_programs_own_pass_comes_before_and_stays_in_place(dumping: Any) -> 
     torch.testing.assert_close(tensor(found.op("sin"), "output.0"), torch.ones(3).cos())
 
 
-@pytest.mark.slow
 def test_sizes_that_change(dumping: Any) -> None:
     function = lambda x: x.split(2, 1)[0].reshape(-1, x.shape[0]) * x.shape[1]  # noqa: E731
     compiled = torch.compile(function, backend=backend_at(dumping.path), dynamic=True)
