@@ -1,6 +1,6 @@
-"""Is between Dynamo and what it compiles, so that somebody can look at a call before the compiled function is run.
+"""Comes between Dynamo and what it compiles, so that somebody can look at a call before the compiled function is run.
 
-Stands in for `torch.compile`, so that a program's functions are compiled otherwise than it says.
+Takes the place of `torch.compile`, so that a program's functions are compiled otherwise than it says.
 """
 
 from __future__ import annotations
