@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from graphprobe.engine.naming import (
 )
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
-from graphprobe.errors import GraphprobeError
+from graphprobe.errors import EXIT_OK, GraphprobeError
 from graphprobe.findings import Finding, Kind, Stage, kind_of_death, told_more
 from graphprobe.internals.aot.backends import boxed_call
 from graphprobe.internals.inductor.stages import stop_after
@@ -337,8 +339,8 @@ class Prover:
             scripts = short_repros(
                 case, result.reference, made, parts=parts, title=title, kind=kind, took_s=self.check_s
             )
-            shown = first_shown(scripts, made.stage)
-            problems = write_dossier(
+            dossier = partial(
+                write_dossier,
                 folder,
                 case,
                 made,
@@ -346,11 +348,22 @@ class Prover:
                 before=before,
                 neighbour=beside,
                 kernel_source=kernel_source,
-                shown=shown,
                 log=log_of(result.differences),
             )
-            code = REPRO_FAILS if shown is not None else run_repro(folder, made.stage) if not problems else None
-            problems = [] if shown is not None else problems
+            asked: list[tuple[list[str], int | None]] = []
+
+            def long_form() -> bool:
+                problems = dossier()
+                asked.append((problems, None if problems else run_repro(folder, made.stage)))
+                return asked[-1][1] != EXIT_OK
+
+            shown = first_shown(scripts, made.stage, long_form=long_form)
+            if shown is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                dossier(shown=shown)
+            elif not asked:
+                long_form()
+            problems, code = ([], REPRO_FAILS) if shown is not None else asked[0]
         except (GraphprobeError, OSError) as error:
             problems, code = [str(error)], None
             made.dossier = str(folder) if folder.exists() else None

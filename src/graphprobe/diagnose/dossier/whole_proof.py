@@ -28,7 +28,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.prove import REPRO_FAILS, free_folder
 from graphprobe.diagnose.settings import Compilation, changed_settings, versions
-from graphprobe.errors import GraphprobeError
+from graphprobe.errors import EXIT_OK, GraphprobeError
 from graphprobe.findings import Finding, finding_json, told_more
 
 log = logging.getLogger(__name__)
@@ -52,15 +52,48 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
     To be called where no call of the program has run yet. What could not be done is said in the finding's reason.
     """
     folder = free_folder(compilation.folder, finding)
-    shown = first_shown(_short(program, compilation, finding, where), finding.stage)
+    asked: list[tuple[int | None, list[str]]] = []
+
+    def long_form() -> bool:
+        asked.append(_long_form(folder, program, compilation, finding))
+        return asked[-1][0] != EXIT_OK
+
+    # What a piece that is right alone needs of this process, a short script of the whole program has not either.
+    shown = None
+    if NOT_ALONE not in finding.reason or long_form():
+        scripts = _short(program, compilation, finding, where)
+        shown = first_shown(scripts, finding.stage, long_form=None if asked else long_form)
     if shown is not None:
+        shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(GraphprobeError, OSError, ValueError, TypeError, RuntimeError):
             (folder / EXACT).mkdir(parents=True)
             if _write(folder / EXACT, program, compilation, finding, None):
                 shutil.rmtree(folder / EXACT)
         folder.mkdir(parents=True, exist_ok=True)
         return _proven(folder, finding, shown)
+    code, problems = asked[0] if asked else _long_form(folder, program, compilation, finding)
+    if code == REPRO_FAILS:
+        return _proven(folder, finding, None)
+    more = (
+        f"The program could not be written down as a repro: {'; '.join(problems)}."
+        if problems
+        else "Written down as a repro, the program does not fail in a process of its own."
+    )
+    finding.reason = told_more(finding.reason, more)
+    if finding.dossier is None:  # it always has a folder
+        folder.mkdir(parents=True, exist_ok=True)
+        finding.dossier = str(folder)
+        _write_beside(folder, finding, None)
+    return finding
+
+
+def _long_form(
+    folder: Path, program: Program, compilation: Compilation, finding: Finding
+) -> tuple[int | None, list[str]]:
+    """Write the program with all that can be compared to `folder` and run it alone: exit code, and what it lacks."""
     tolerances = (0.0,) if finding.kind == "not_bitwise" else (None, FINE) if finding.kind in NUMBERS else (None,)
+    code: int | None = None
+    problems: list[str] = []
     for tolerance in tolerances:
         try:
             folder.mkdir(parents=True)
@@ -68,21 +101,12 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
         except (GraphprobeError, OSError, ValueError, TypeError, RuntimeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
         code = run_repro(folder, finding.stage) if not problems else None
-        if code == REPRO_FAILS:
-            return _proven(folder, finding, None)
         log.info("the program as a repro: exit code %s, %s", code, problems)
-        if problems:
-            more = f"The program could not be written down as a repro: {'; '.join(problems)}."
+        if code == REPRO_FAILS or problems:
             break
-        more = "Written down as a repro, the program does not fail in a process of its own."
         if finding.dossier is not None or (tolerance is None and finding.kind in NUMBERS):
             shutil.rmtree(folder, ignore_errors=True)
-    finding.reason = told_more(finding.reason, more)
-    if finding.dossier is None:  # it always has a folder
-        folder.mkdir(parents=True, exist_ok=True)
-        finding.dossier = str(folder)
-        _write_beside(folder, finding, None)
-    return finding
+    return code, problems
 
 
 def shorten_by_program(program: Program, compilation: Compilation, finding: Finding, *, where: str = "") -> Finding:

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,10 +206,21 @@ class Shown:
     output: str
 
 
-def first_shown(candidates: Iterable[Short], stage: Stage = "unknown", *, timeout_s: float = 300.0) -> Shown | None:
+def first_shown(
+    candidates: Iterable[Short],
+    stage: Stage = "unknown",
+    *,
+    long_form: Callable[[], bool] | None = None,
+    timeout_s: float = 300.0,
+) -> Shown | None:
     """The first of these scripts that shows its fault alone in an empty folder, and whose control shows none.
 
-    None where none does. `stage`: of the finding.
+    None where none does.
+
+    Args:
+        stage: of the finding.
+        long_form: whether the long form of the proof fails alone. Asked once, behind the first script that runs to its
+            end without the fault: where the long form shows no fault either, no other script is tried.
     """
     for short in candidates:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(2) as pool:
@@ -226,6 +237,10 @@ def first_shown(candidates: Iterable[Short], stage: Stage = "unknown", *, timeou
         )
         if code == 1 and right == 0:
             return Shown(short, output.replace(folder + os.sep, ""))
+        if code == 0 and long_form is not None:
+            if not long_form():
+                return None
+            long_form = None
     return None
 
 
