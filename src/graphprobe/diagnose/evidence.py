@@ -24,7 +24,6 @@ from graphprobe.engine.values import same_bits
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.ir.evaluation import evaluate_ir
 from graphprobe.internals.operators.operators import decomposed_while_traced
 from graphprobe.internals.tensors.trees import tree_leaves
 from graphprobe.judge.judging import Difference, compare
@@ -143,6 +142,8 @@ def _raise(case: Case, compilation: Compilation) -> Seen:
 
 def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:
     """What Inductor's IR of a graph computes, evaluated in plain torch, held against the graph run op by op."""
+    from graphprobe.internals.ir.evaluation import evaluate_ir  # imports Inductor, which takes seconds
+
     if run_graph(graph, inputs).failed is not None:
         return "right"  # what an op checks by itself is nothing that loops could say
     try:

@@ -98,6 +98,7 @@ class Ladder:
         self.hangs = False
         self.raised_in: str | None = None
         self._fresh: FreshProcesses | None = None
+        self._imports: Iterator[None] = iter(())
         self._measured = self._noise_unknown = False  # unknown: for want of time or memory
         self._late = ""  # what the budget has ended first, in words
 
@@ -196,6 +197,8 @@ class Ladder:
             nonlocal last
             if budget.ended:  # nobody asks where the step was, as where the time is over
                 budget.check()
+            if self._fresh is None:
+                next(self._imports, None)  # while the child is at work
             if time.monotonic() - last >= TOLD_EVERY_S:
                 last = time.monotonic()
                 self._tell(NamedStep(self._name, last - self._began, self._board.read()))
@@ -236,7 +239,7 @@ class Ladder:
         runs: list[list[Observation]] = []
         with self.in_time("whether the compiled program is right"):
             if self._fresh is None:
-                after_fork.preload(self.limits.budget.check)  # once here, not in each child
+                self._imports = after_fork.imported()
             self.room.sizes.know([*tensors_of(list(self.program.calls)), *self.program.state()])
             for again in (False, True):
                 outcome = self.step(partial(steps.eager, self.program, unlike=again))
@@ -345,6 +348,8 @@ class Ladder:
 
     def _rung(self, name: RungName, step: Callable[[], RungReport]) -> None:
         self.on_step(name)
+        if name != self.top and self._fresh is None:
+            after_fork.preload(self.limits.budget.check)  # once here, not in each child
         fitting = self._fitting(name, step)
         if fitting is None:
             return

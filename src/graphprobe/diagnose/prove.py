@@ -42,7 +42,6 @@ from graphprobe.errors import EXIT_OK, GraphprobeError
 from graphprobe.findings import Finding, Kind, Stage, kind_of_death, told_more
 from graphprobe.internals.aot.backends import boxed_call
 from graphprobe.internals.inductor.stages import stop_after
-from graphprobe.internals.ir.evaluation import lower
 from graphprobe.judge.judging import log_of, worst_of
 from graphprobe.judge.stage_table import stage_of
 
@@ -78,6 +77,7 @@ leave more and name another op."""
 
 def graphs_of_inductor(*, lowers: bool = False) -> Any:
     """Inductor's last graphs, run op by op; with `lowers` they are lowered before, for what that raises."""
+    from graphprobe.internals.ir.evaluation import lower  # imports Inductor, which takes seconds
 
     def inner(gm: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
         if lowers:

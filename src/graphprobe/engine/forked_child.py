@@ -434,7 +434,8 @@ def _receive(reader: int, child: int, deadline: float, wait: Callable[[], None])
             ready, _, _ = select.select([reader], [], [], max(0.0, min(POLL_S, deadline - time.monotonic())))
             part = os.read(reader, 1 << 20) if ready else b""
             parts.append(part)
-            wait()
+            if not ready:
+                wait()
             if done or (ready and not part):
                 done = True
                 return b"".join(parts), False

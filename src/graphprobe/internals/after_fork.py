@@ -150,23 +150,29 @@ LATE = (
 """Modules that a first compilation imports. One that a version of torch does not have is imported by nobody."""
 
 
+def imported() -> Iterator[None]:
+    """Import what each child made by `fork` would otherwise import before its first kernel, a module at a time."""
+    for module, name in (
+        ("torch._inductor.compile_fx", "compile_fx"),
+        ("torch._dynamo.backends.common", "aot_autograd"),
+    ):
+        yield
+        require(module, name, purpose="compiling in a child process")
+    for module in LATE:
+        yield
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    yield
+
+
 def preload(check: Callable[[], None] = lambda: None) -> None:
     """Do here, once, what each child made by `fork` would otherwise do before its first kernel: imports, and finding
     out by test programs which vector instructions the C++ compiler and the machine have.
 
     `check` is called in between: what it raises ends this, with nothing half imported.
     """
-    for module, name in (
-        ("torch._inductor.compile_fx", "compile_fx"),
-        ("torch._dynamo.backends.common", "aot_autograd"),
-    ):
+    for _ in imported():
         check()
-        require(module, name, purpose="compiling in a child process")
-    for module in LATE:
-        check()
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    check()
     with contextlib.suppress(Exception):  # no compiler, or a torch that asks otherwise: children see for themselves
         require("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", purpose="generating C++")()
 
