@@ -186,8 +186,10 @@ def backend(graph, inputs):
         return graph(*args)
     return run
 
-@torch.compile(backend=backend)
+@torch.compile(backend=backend, fullgraph=True)
 def f(x):
+    if how == "refused":
+        torch._dynamo.graph_break()
     if how == "both":
         torch.linalg.cholesky(x.new_full((2, 2), 1.0) * (1 - x.max()))
     return x * x
@@ -202,7 +204,9 @@ print("ended")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [("by value", 1), ("by number", 125), ("both", 0), ("never", 0)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("by value", 1), ("by number", 125), ("both", 0), ("never", 0), ("refused", 125)]
+)
 def test_an_exception_of_a_late_call(how: str, code: int, diagnosed: Diagnosed) -> None:
     """Though the script catches the exception: a finding, if the call raises compiled alone, and never HEALTHY."""
     done, found = diagnosed(LATE, how, code=code)
@@ -211,5 +215,7 @@ def test_an_exception_of_a_late_call(how: str, code: int, diagnosed: Diagnosed) 
         assert (found[-1]["function"], found[-1]["verdict"]) == ("f (train.py:15), call 13", "fault")
     if how == "by number":
         assert found[-1]["notes"][0].startswith("call 13 raised RuntimeError: kernel launch failed, which")
+    if how == "refused":
+        assert [finding["kind"] for one in found for finding in one["findings"]] == ["unsupported"] and len(found) == 1
     if how == "both":
         assert found[-1]["raises"]

@@ -410,7 +410,8 @@ class _Watcher:
                 return
             self._begin(name)
             diagnosis = self._diagnose(compiled, name, calls)
-            past.last, past.raises = past.number, diagnosis.raises
+            refused = [finding.reason for finding in diagnosis.findings if finding.kind == "unsupported"]
+            past.last, past.raises = past.number, diagnosis.raises or "".join(refused[:1])
             if not alone:
                 self._known.add(compiled, past.seen, calls, diagnosis)
             if diagnosis.verdict != "undecided":

@@ -216,9 +216,10 @@ class Past:
 
     `uncompiled`: it crashed, and goes on uncompiled. `wrong`: a fault is known. `so_far`: see `CallsSoFar`.
     `looked_at`, `not_finite`: see `CallsLookedAt`. `raised`: a call has raised compiled, and was looked into. `last`:
-    number of the call that was diagnosed last, with `raises` as of its `Diagnosis`. `compiled`: what the function was
-    compiled to, each time. `numbers`: of the last call of each thread; `given`: that call; `graphs`: how many were
-    compiled before it. `changes`: which leaves of its arguments calls change.
+    number of the call that was diagnosed last. `raises`: why that raises without a fault: uncompiled, too, or torch
+    refuses to compile it. `compiled`: what the function was compiled to, each time. `numbers`: of the last call of each
+    thread; `given`: that call; `graphs`: how many were compiled before it. `changes`: which leaves of its arguments
+    calls change.
     """
 
     name: str
@@ -259,5 +260,5 @@ class Past:
         return self.calls
 
     def explains_exception(self) -> bool:
-        """Whether the last diagnosis explains that the call raises: a fault, or it raises uncompiled, too."""
+        """Whether the last diagnosis explains that the call raises: by a fault, or as `raises`."""
         return self.wrong or bool(self.raises)
