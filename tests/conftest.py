@@ -1,7 +1,5 @@
 """What every test shares: a clean environment, fresh processes, and torch seeded before and reset after each test."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import importlib.abc

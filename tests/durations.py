@@ -6,8 +6,6 @@ The seconds of a test are what it takes alone: with the fixtures of its file and
 and without those of the session.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

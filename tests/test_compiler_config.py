@@ -1,7 +1,5 @@
 """The configuration object: assigned to directly or through `.value`, and refused at once where it is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

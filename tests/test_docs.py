@@ -1,7 +1,5 @@
 """The documentation is executed: every command and program of README and of docs/*.md, with what it shows."""
 
-from __future__ import annotations
-
 import html
 import re
 import shlex

@@ -1,7 +1,5 @@
 """docs/messages: what each page shows as an example is what is said, and every slug of the sources is in the list."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

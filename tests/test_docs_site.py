@@ -1,7 +1,5 @@
 """The docs site: every command and public name has its place, links lead somewhere, it loads nothing."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`tests/durations.py`: the marks fit the times, a run records its times, and each rule can fail."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

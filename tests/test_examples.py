@@ -1,7 +1,5 @@
 """Hypothesis draws the same examples whatever the process has imported, unless random ones are asked for."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What contributors and other projects copy: the release check, the hooks, the templates, the nightly workflow."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises that the repository makes about itself: one version, a page per message, no traces of a machine."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

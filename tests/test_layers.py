@@ -3,8 +3,6 @@
 The checker works on source text, so that the tests below can hand it small bad modules and see it object.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The matrix of versions: what was not run is never told as run, and what was stopped goes on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

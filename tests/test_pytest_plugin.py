@@ -1,7 +1,5 @@
 """`pytest --graphprobe` in a small project of its own, and `assert_compiles_like_eager`."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """`scripts/replay.py`: two records of one commit are the same, and whatever changes between two is seen."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import ModuleType

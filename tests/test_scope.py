@@ -1,7 +1,5 @@
 """`graphprobe.scope.data_dump`: exactly the ops of the block and their gradients are marked, and no graph breaks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

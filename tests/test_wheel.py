@@ -1,7 +1,5 @@
 """The wheel of `make wheel`: what is in it, and that it starts in an empty environment, with and without a compiler."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The words that a newcomer meets first, README and help: short sentences, and terms that the glossary explains."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Wrong use: a message that names the value, what was expected and what to do; and nothing on disk."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,8 +1,6 @@
 # ruff: noqa: E702, C416, F811
 """Programs with one cause of graph breaks each, and the same programs mended as the remedy says."""
 
-from __future__ import annotations
-
 import array
 import copy
 import dataclasses

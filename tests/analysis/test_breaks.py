@@ -1,7 +1,5 @@
 """What is concluded from the facts of breaks, without torch."""
 
-from __future__ import annotations
-
 import ast
 import re
 from typing import Any

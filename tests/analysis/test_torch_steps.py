@@ -1,7 +1,5 @@
 """The last step of a log that torch wrote by itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from graphprobe.analysis.log_lines import at_least, records_from_text, text_records

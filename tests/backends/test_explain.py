@@ -1,7 +1,5 @@
 """What explain says of a function, with any backend inside."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CompileProfiler: the recompilations of what it compiles, whatever backend is inside."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`graphprobe.wrap`: which compiles are collected, and how it composes with itself and with the other switches."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every reading command on the demo's data, at 80 and 120 columns: nothing is cut, or broken inside a word."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`graphprobe diagnose`: targets, exit codes, the JSON, scripts that go wrong by themselves, and `--only-function`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

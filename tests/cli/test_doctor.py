@@ -1,7 +1,5 @@
 """`graphprobe doctor`: what can be collected here, and what is lost where a tap is missing."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """How commands end: with a verdict and a command to type, when interrupted, without output, by a fault of our own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`graphprobe explain`: a script, a run, a callable; exit codes, JSON, wrong use; and docs/explain.md, executed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

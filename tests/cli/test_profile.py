@@ -1,7 +1,5 @@
 """`graphprobe profile`, and docs/profile.md: its program is profiled, its commands run, its block runs."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

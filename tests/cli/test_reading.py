@@ -1,7 +1,5 @@
 """Commands that read a run, and the one grammar of all: an option has one spelling and one meaning."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`graphprobe recompiles`: a script, a run on disk, JSON, exit codes, and the wrong way round."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`graphprobe run` runs a program as `python` does, and dumps one that knows nothing of graphprobe."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A GPT, and faults as people make them: planted in the program's own Python, one training step."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from functools import cache

@@ -4,8 +4,6 @@ A pair is two programs; a program runs under `graphprobe.dump` from its first li
 unless it is made by `before`, which builds the model first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which call is paired with which, and by what rule."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

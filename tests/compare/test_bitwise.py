@@ -1,7 +1,5 @@
 """`exact`: of two dumps that are the same within noise, the first call that gives other bits of the same inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distances in units of noise: by values and by statistics, and arguments that are no tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Inputs that differ: what a module or the program holds is state; of the rest nobody can say where it is from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Shapes that differ by the ratio of the numbers of ranks are parts; without that ratio they are faults."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Several threads, a Dask cluster, several ranks, and what can be opened."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every wrong argument of ptdbg's functions is an error that names it, before anything runs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scenarios that ptdbg's own guide walks through, with nothing but the import changed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

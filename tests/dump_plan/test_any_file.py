@@ -1,7 +1,5 @@
 """Whatever a file says: a plan, or a DumpConfigError with a kind and a place, and the published schema agrees."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Which ops of a graph the entries of a plan choose, and without which inputs and outputs."""
 
-from __future__ import annotations
-
 from graphprobe.dump_plan import Blacklisted, ModelEntry, NameRange, OpChooser, Position
 from graphprobe.select import Match, OpFacts, layers_from_text
 

@@ -1,7 +1,5 @@
 """Settings that exclude each other, from whatever side they come: the error names both."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a file may say, and what it may not: every fault with its kind and its place."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

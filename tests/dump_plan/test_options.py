@@ -1,7 +1,5 @@
 """Options: who wins, what they take, and how they are told from the file's keys."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/dump_config.md: its examples run, and its tables are complete."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Every example of TorchAir's page, as it stands there but for folders that exist here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

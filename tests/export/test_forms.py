@@ -1,7 +1,5 @@
 """Each form from small things made by hand, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

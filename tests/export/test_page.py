@@ -1,7 +1,5 @@
 """docs/export.md: its commands, in order, on a real run; and every file loads in the tool that it is for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

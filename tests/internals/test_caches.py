@@ -1,7 +1,5 @@
 """Libraries in torch's cache that a killed linker left: told from whole ones, and no obstacle to a diagnosis."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The taps for timing: put in place and taken out exactly, with spans that are closed whatever happens."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import threading

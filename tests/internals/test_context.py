@@ -1,7 +1,5 @@
 """The stack of what is being compiled, caches, and tracebacks without graphprobe's frames."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import traceback

@@ -1,7 +1,5 @@
 """The tap on Dynamo's conversion of frames."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

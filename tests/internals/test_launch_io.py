@@ -1,7 +1,5 @@
 """What launches read and write: held against the memory that they change and need, and read from known module texts."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable

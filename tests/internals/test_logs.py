@@ -1,7 +1,5 @@
 """torch's log for graphprobe, and everybody else's view of it as before."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

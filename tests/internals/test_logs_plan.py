@@ -1,7 +1,5 @@
 """What `--logs` accepts, and what it says about the rest."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a graph was lowered to is read once: by buffer the node whose value it holds, for this thread or for all."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of private names: complete, true of the torch that is installed, and told in the same way everywhere."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """What is known of torch's operators by their names."""
 
-from __future__ import annotations
-
 from graphprobe.internals.operators.operators import decomposed_while_traced
 
 

@@ -1,7 +1,5 @@
 """Which tensors are plain, and that asking keeps the interpreter's lock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values are read out of a frame without running the program's code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

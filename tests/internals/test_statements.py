@@ -1,7 +1,5 @@
 """Statement and expression of every call and jump of a program, found by the columns that CPython keeps."""
 
-from __future__ import annotations
-
 import dis
 import linecache
 from collections.abc import Iterator

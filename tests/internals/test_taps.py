@@ -1,7 +1,5 @@
 """The list of private names: all there on this torch; and what happens on a torch that lacks one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

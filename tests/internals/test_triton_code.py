@@ -1,7 +1,5 @@
 """Triton code without a GPU: what Inductor generates, its way to PTX, and the launch tap on recorded calls."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

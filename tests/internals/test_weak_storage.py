@@ -1,7 +1,5 @@
 """Memory that is watched is freed as if nobody looked, and read without a trace."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

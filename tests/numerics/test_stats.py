@@ -1,7 +1,5 @@
 """One-pass statistics: both implementations hold to the definitions, and to each other."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

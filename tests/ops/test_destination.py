@@ -1,7 +1,5 @@
 """Where saved values go, and that nothing which fails there reaches the program."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/save_and_print.md: its program prints what the page shows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

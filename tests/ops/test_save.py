@@ -1,7 +1,5 @@
 """`graphprobe.ops.save`: compiled code saves what eager code saves, and goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

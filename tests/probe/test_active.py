@@ -1,7 +1,5 @@
 """The switch: one session at a time, everything put back, and how a run ends."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """A run may last for days: what was compiled is let go of as the program itself lets go of it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from pathlib import Path

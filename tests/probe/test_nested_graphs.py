@@ -1,7 +1,5 @@
 """Each nested graph has a series of its own in every phase, and what the events count is what the files show."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Each kind of recompilation, planted: kind, line, values and remedy; and silence once the remedy is followed."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """docs/recompiles.md: its program and its blocks print what the page shows, and its table has every kind."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How many calls the search may take. A change that makes it dearer fails here."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """What is on disk when a reduction ends before its end, and that it goes on from there."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The gate, budgets, Ctrl-C, hints, failures that come and go, and what a reduction says of itself."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reports that are made up: pages of any sections, and the comparisons of `bench/report_cases.py`."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Graphs in the simple forms of these tests: from their printed text, and written into a run with their records."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

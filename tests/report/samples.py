@@ -1,7 +1,5 @@
 """A dossier and runs for the tests of the report, with what graphprobe writes for a small model, made in no time."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The story of a diagnosis: complete, readable at 80 columns, and in words."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Content of a report: every kind has its HTML, all text is escaped, and the terminal shows the same words."""
 
-from __future__ import annotations
-
 import io
 from typing import get_args
 

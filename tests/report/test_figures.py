@@ -1,7 +1,5 @@
 """docs/metrics.md defines each figure that a table, a heat map, a file of a comparison or a record of a tensor has."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec

@@ -1,7 +1,5 @@
 """Results show themselves in a notebook; the cells of `examples/notebook.ipynb` run, and each result is shown."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The pages of a run, of a diagnosis and of a comparison in Chromium, each walked through as a person would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/report.md: what it shows is what happens, and the files that it makes open."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import struct

@@ -1,7 +1,5 @@
 """The page around the sections: it needs nothing else, escapes what is in it, and shows the lines that it links to."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two runs against each other: the first stage or pass, and the settings, in which they differ."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

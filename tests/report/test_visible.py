@@ -1,7 +1,5 @@
 """What would steer a terminal is spelled out, and JSON stays JSON."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

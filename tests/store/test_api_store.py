@@ -1,7 +1,5 @@
 """The files of an API dump: whole, bounded, each value once, and readable whatever happened."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A value that is dumped is a copy in the writer's pool, or says why there is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A dump of compiled graphs, read as calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

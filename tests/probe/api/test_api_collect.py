@@ -1,7 +1,5 @@
 """Which calls are seen, what is kept of them, and where they stand."""
 
-from __future__ import annotations
-
 import gc
 import math
 import types

@@ -1,7 +1,5 @@
 """Collectives, threads, forked children, and what is left when everything ends at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Tensors that are no plain memory: the program computes the same under every dump, and what has no values says why."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Callable

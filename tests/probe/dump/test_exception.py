@@ -1,7 +1,5 @@
 """The exception scene: inputs and traceback of the op that failed are kept, and the program sees what it would see."""
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A fault of the recorder costs the dump, never the program."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which infinities a graph means, and who is judged to have made one: the rules alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine `interpreter` with Inductor: every node of the graph that would be lowered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

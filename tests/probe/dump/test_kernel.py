@@ -1,7 +1,5 @@
 """The engine between launches: the program computes the same bits, and what is recorded is what the nodes compute."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """`scope.data_dump`: marked ops alone are dumped, in the whole dump, unless something else selects ops, too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A dump with nothing in it says why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Overflows: the op that made what is not finite is found, forward and backward; what is meant is let pass."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

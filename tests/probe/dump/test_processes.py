@@ -1,7 +1,5 @@
 """A folder for each rank, and for a forked child; a killed process leaves what opens; scripts of TorchAir's users."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which ops are dumped: by name, glob, operator, module, source line, range; which sides; with the inputs they read."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

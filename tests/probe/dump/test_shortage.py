@@ -1,7 +1,5 @@
 """No room, no budget, a rank that dies: the program computes what it would, and the manifest says what is missing."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

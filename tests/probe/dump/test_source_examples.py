@@ -1,7 +1,5 @@
 """Each JSON example of TorchAir's page, with names of a model at hand, does what the text beside it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which step a call belongs to, which steps are dumped, and into which folder."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each program compiled once, for all tests of a file; and scripts, run without our package."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

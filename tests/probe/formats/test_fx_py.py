@@ -1,7 +1,5 @@
 """FX graphs as scripts and as ONNX: the rebuilt graph is the same graph, and what cannot be rebuilt is said."""
 
-from __future__ import annotations
-
 import importlib.util
 import operator
 import sys

@@ -1,7 +1,5 @@
 """The text never fails; the fingerprint sees nested graphs (all else: `test_graph_watch.py`), and is cheap."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

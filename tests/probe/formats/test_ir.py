@@ -1,7 +1,5 @@
 """Scheduler IR as text and as ONNX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

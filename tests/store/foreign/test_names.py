@@ -1,7 +1,5 @@
 """Names of calls: both schemes of ptdbg, msprobe's, and ours."""
 
-from __future__ import annotations
-
 import pytest
 
 from graphprobe.store.foreign.names import (

@@ -1,7 +1,5 @@
 """ptdbg's layout: read in both schemes, written and read back, and a real pickle refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

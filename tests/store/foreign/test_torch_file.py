@@ -1,7 +1,5 @@
 """Tensor files: read as torch writes them, and nothing else is touched."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from pathlib import Path
