@@ -26,7 +26,7 @@ from test_house import all_slugs
 
 MESSAGES = ROOT / "docs" / "messages"
 CONFIG = {slug for slug in all_slugs() if slug.startswith("dump-config-")}
-"""Their examples are held against what is said in tests/dump_plan/test_page.py."""
+"""Their examples are held against what is said in tests/dump_plan/test_document.py."""
 
 
 def example(slug: str) -> tuple[str, str]:

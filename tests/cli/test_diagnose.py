@@ -354,14 +354,6 @@ def test_diagnose(call, name: str, code: int, verdict: str, said: str) -> None:
     assert [finding["source"].rpartition("/")[2] for finding in findings] == ["program.py:9"] * (name == "bad")
 
 
-@pytest.mark.heavy
-def test_without_it_the_whole_is_diagnosed(call) -> None:
-    """The control: with nothing left out the fault is there, in the graph of the outer function."""
-    done = call(*DIAGNOSE, "program.py:make")
-    assert done.exit_code == 1
-    assert "only_function" not in done.stderr
-
-
 def test_diagnose_of_a_script_by_the_environment(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHPROBE_ONLY_FUNCTION", "good")
     done = call("diagnose", "program.py")

@@ -227,21 +227,3 @@ def test_callable_and_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "there.json").write_text('{"not_observed": []}', encoding="utf-8")
     invoke("--force", "--json", "there.json", "targets.py:whole", code=0)
     assert json.loads((tmp_path / "there.json").read_text(encoding="utf-8"))["break_count"] == 0
-
-
-@pytest.mark.slow
-def test_a_model_that_nobody_prepared() -> None:
-    import torch
-
-    import graphprobe
-    import models
-
-    model = models.gpt2(n_layer=1).eval()
-    ids = torch.randint(0, 32, (1, 8))
-    with_loss = graphprobe.explain(model)(ids, labels=ids).report
-    assert {(row.kind, Path(row.file).name, row.inside) for row in with_loss.breaks} == {
-        ("logging", "modeling_utils.py", None)
-    }
-    torch._dynamo.reset()
-    without = graphprobe.explain(model)(ids)
-    assert not without.report.found and without.graph_count == 1 and without.op_count > 30

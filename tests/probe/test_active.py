@@ -2,8 +2,10 @@
 
 import atexit
 import contextlib
+import gc
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch._dynamo.output_graph
 import torch._inductor.compile_fx
+from torch._dynamo.backends.common import aot_autograd
 
 import graphprobe
 from conftest import Finished
@@ -154,3 +157,47 @@ def test_a_run_that_nobody_ends_is_ended_at_exit(run_warm: Callable[..., Finishe
     run = Run.open(tmp_path / "out")
     assert run.state == "finished"
     assert str(run.run_dir).endswith(done.out.strip())
+
+
+def graphs_alive(backend: str) -> int:
+    """Compiles a function for several constants, forward and backward, drops it, and counts the graphs still held."""
+    seen: list[weakref.ref[Any]] = []
+
+    def watched(gm: Any, example_inputs: Any) -> Any:
+        seen.append(weakref.ref(gm))
+        if backend == "inductor":
+            from torch._inductor.compile_fx import compile_fx
+
+            return compile_fx(gm, example_inputs)
+        if backend == "eager":
+            return gm.forward
+
+        def compiler(graph: Any, _: Any) -> Any:
+            seen.append(weakref.ref(graph))
+            return graph.forward
+
+        return aot_autograd(fw_compiler=compiler)(gm, example_inputs)
+
+    def run() -> None:
+        for i in range(5):
+            x = torch.ones(3, requires_grad=True)
+            torch.compile(lambda t, i=i: (t * i).sin().sum(), backend=watched)(x).backward()
+
+    run()
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(seen) >= 2
+    return sum(reference() is not None for reference in seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot", "inductor"])
+def test_no_more_graphs_are_kept_than_without(backend: str, tmp_path: Path) -> None:
+    plain = graphs_alive(backend)
+    folder = graphprobe.enable(tmp_path)
+    try:
+        watched = graphs_alive(backend)
+    finally:
+        graphprobe.disable()
+    assert graphprobe.Run.open(folder).manifest.models >= 2
+    assert watched <= plain

@@ -1,15 +1,18 @@
 """Each kind of recompilation, planted: kind, line, values and remedy; and silence once the remedy is followed."""
 
 import inspect
+import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import graphprobe
-import models
+from conftest import ROOT
 from graphprobe.analysis.recompile_remedies import REMEDIES
 from graphprobe.errors import UsageError
 from graphprobe.internals.bus import Patch
@@ -139,19 +142,6 @@ def test_threads() -> None:
     assert sorted(fact.thread for fact in found.facts) == ["worker_0", "worker_1", "worker_2"]
     (group,) = found.result().groups  # three functions of one name on one line are one to the reader
     assert (group.kind, group.count) == ("size-changed", 3)
-
-
-@pytest.mark.slow
-def test_a_model_that_nobody_prepared() -> None:
-    pytest.importorskip("transformers")
-    model = models.gpt2(n_layer=2).eval()
-    fast = torch.compile(model, backend="eager")
-    with graphprobe.recompiles() as found, torch.no_grad():
-        for length in (7, 9, 12):
-            fast(torch.zeros(1, length, dtype=torch.long))
-    (group,) = found.result().groups
-    assert (group.kind, group.dim, group.values) == ("size-changed", 1, ["7", "9"]), found.report()
-    assert group.name in ("input_ids", "args[0]")  # as the version of transformers wraps its forward
 
 
 class Head(torch.nn.Module):
@@ -314,3 +304,28 @@ def test_a_torch_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     report = found.result()
     assert not report.complete and report.groups == []
     assert report.notes == ["recompilations may be missing: this torch lacks torch._dynamo.convert_frame:gone"]
+
+
+PAGE = (ROOT / "docs" / "recompiles.md").read_text(encoding="utf-8")
+PROGRAM, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+OUTPUTS = re.findall(r"```text\n(.*?)```", PAGE, re.S)
+
+
+def test_the_program(run_warm: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (shown,) = re.findall(r"```console\n\$ graphprobe recompiles train.py\n(.*?)```", PAGE, re.S)
+    done = run_warm("-m", "graphprobe", "recompiles", "train.py", cwd=tmp_path)
+    assert done.code == 1, done.err
+    assert done.out == shown
+
+
+def test_the_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block, output in zip(BLOCKS, OUTPUTS, strict=True):
+        exec(compile(block, "docs/recompiles.md", "exec"), names)
+        assert capsys.readouterr().out == output
+
+
+def test_every_kind_is_on_the_page() -> None:
+    table = PAGE.partition("## Kinds")[2].partition("## What")[0]
+    assert set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", table)) == set(REMEDIES)
