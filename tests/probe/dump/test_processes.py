@@ -121,9 +121,6 @@ def test_nothing_before_a_kill_is_lost_when_written_through(
         assert all(op.values() for op in folder.ops())
 
 
-PROGRAMS = Path(__file__).parent / "programs"
-
-
 def read(folder: DumpFolder) -> dict[str, list[int]]:
     """The steps of each op; every value and every row is read."""
     found: dict[str, list[int]] = {}
@@ -187,24 +184,3 @@ def test_the_byte_budget_ends_the_dump_and_not_the_program(data: str, dumping: A
     assert numbers == list(range(len(numbers))) and numbers, "a prefix"
     (missing,) = found.manifest.missing  # of what was handed in by then: later calls are not looked at
     assert f"not written: {found.manifest.stopped}; first: " in missing and f"(op {len(numbers)})" in missing
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("data", ["tensor", "stats"])
-def test_a_rank_that_is_killed_in_an_op(data: str, run_warm: Callable[..., Any], tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    program = str(PROGRAMS / "ranks_killed.py")
-    done = run_warm(*torchrun, program, str(tmp_path), data, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
-    assert done.code != 0 and "SIGKILL" in done.err + done.out
-    folders = {folder.time_dir.parent.name: folder for folder in open_dump(tmp_path).folders}
-    whole, torn = (folders[f"worldsize2_global_rank{rank}"] for rank in (0, 1))
-    assert (whole.state, torn.state) == ("finished", "killed")
-    assert whole.manifest is not None and whole.manifest.missing == []
-    for rank, folder in enumerate((whole, torn)):
-        assert folder.manifest is not None and (folder.manifest.rank, folder.manifest.world_size) == (rank, 2)
-        (data_of_first, *_) = (op for op in folder.ops() if op.record.op.op_type == "Data")
-        assert data != "tensor" or data_of_first.values()["output.0"].array().tolist() == [10.0 * rank] * 2
-    assert set(map(tuple, read(whole).values())) == {(0, 1, 2, 3, 4, 5)}
-    steps = read(torn)
-    assert all(seen[:3] == [0, 1, 2] and max(seen) <= 3 for seen in steps.values())
-    assert steps["add"] == [0, 1, 2], "the step in which it died did not come so far"
