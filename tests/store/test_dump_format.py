@@ -14,7 +14,7 @@ from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.probe.dump.tensors import dump_value
 from graphprobe.records import TensorMeta
 from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_format import RECORD_KEY, numbers_text, read_op_file
+from graphprobe.store.dump_format import numbers_text, read_op_file
 from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_reader import DumpedOp, open_dump
 from graphprobe.store.dump_records import Argument, DumpValue, view_from_buffer
@@ -111,14 +111,6 @@ def test_packed_and_unknown_dtypes(tmp_path: Path) -> None:
     assert array.tolist() == [[0.0, 0.5, 0.0, -6.0]] and np.signbit(array[0, 2])
     array, note = found["input.1"].array_and_conversion()
     assert (array.tolist(), note) == ([97, 98, 99], "quint4x2 as raw bytes")
-
-
-def test_a_raw_dtype_can_be_viewed_with_safetensors_alone(tmp_path: Path) -> None:
-    tensor = torch.tensor([[1 + 2j], [3 - 4j]], dtype=torch.complex64)
-    op = dumped(tmp_path, values_from_tensors([tensor]))
-    with safe_open(op.path, framework="pt") as file:
-        assert torch.equal(file.get_tensor("input.0").view(torch.complex64).squeeze(-1), tensor)
-        assert RECORD_KEY in file.metadata()
 
 
 def test_the_record_tells_everything(tmp_path: Path) -> None:
