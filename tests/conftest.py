@@ -127,7 +127,6 @@ def _usable_instructions(cache: pytest.Cache | None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The root of the repository."""
     return ROOT
 
 

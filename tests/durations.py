@@ -42,7 +42,6 @@ class Marked(NamedTuple):
 
 
 def known() -> dict[str, float]:
-    """The seconds of each test in the file."""
     return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 

@@ -225,7 +225,6 @@ def test_every_link_of_a_page_leads_to_a_file_of_the_site(gathered: Path) -> Non
 
 
 def named_in(nav: Any) -> Iterator[str]:
-    """The pages of a navigation, however deep."""
     if isinstance(nav, str):
         yield nav
     else:

@@ -59,7 +59,6 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoked(slug: str) -> str:
-    """What the command of the page says, in this process."""
     words = example(slug)[0].split()
     env = dict(word.split("=") for word in words if "=" in word)
     done = CliRunner().invoke(main, words[len(env) + 1 :], env=env)

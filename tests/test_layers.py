@@ -94,7 +94,6 @@ def torch_attributes(tree: ast.Module) -> Iterator[tuple[str, ast.Attribute]]:
 
 
 def import_faults(found: Any, module: str) -> Iterator[str]:
-    """What is wrong with one import in `module`."""
     room = sizes.room_of(module)
     top = found.name.split(".")[0]
     if top in PICKLE:

@@ -18,7 +18,6 @@ def replay() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def records(replay: ModuleType, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two records of the case that compiles nothing."""
     folder = tmp_path_factory.mktemp("replay")
     before, after = folder / "before", folder / "after"
     for to in (before, after):

@@ -42,7 +42,6 @@ class Plant:
 
     @property
     def lines(self) -> list[int]:
-        """Where it breaks: the lines that end in `# here`."""
         lines, first = inspect.getsourcelines(self.broken)
         return [first + index for index, text in enumerate(lines) if text.rstrip().endswith("# here")]
 
@@ -62,7 +61,6 @@ def plant(kind: str, remedy: str, mended: Any = None, **more: Any) -> Callable[[
 
 
 def mended(function: Any) -> None:
-    """The mended program of the plant of that name."""
     PLANTS[function.__name__] = dataclasses.replace(PLANTS[function.__name__], mended=function)
 
 

@@ -34,7 +34,6 @@ def functions(run: Run) -> list[str]:
 
 
 def closed() -> Run:
-    """The run that was going on, ended."""
     folder = graphprobe.disable()
     assert folder is not None
     return Run.open(folder)

@@ -145,7 +145,6 @@ TIMED = ("profile", "profile_two")
 
 
 def without_places(text: str) -> str:
-    """Without the folders of this machine."""
     return PLACE.sub("…/", text)
 
 

@@ -319,7 +319,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs a command beside `program.py`, in this process."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
 

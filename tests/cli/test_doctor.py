@@ -43,7 +43,6 @@ def test_everything_works_here_and_caches_of_the_user_are_let_be(
 
 
 def native_core() -> tuple[str, dict[str, Any]]:
-    """What it says of the native core, as a line and as JSON."""
     done = doctor("--names", code=0)
     (line,) = [line for line in done.output.splitlines() if line.startswith("native core: ")]
     return line, json.loads(doctor("--json", "--names").output)["native"]

@@ -64,7 +64,6 @@ def masked(text: str) -> str:
 
 
 def shown(command: str) -> str:
-    """What the page prints below a command."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     (text,) = (part.removeprefix(command + "\n") for block in blocks for part in block.split("$ ") if command in part)
     return text

@@ -25,7 +25,6 @@ def profile(*args: object, **options: Any) -> Result:
 
 
 def shape(line: str) -> str:
-    """A line without its numbers."""
     return re.sub(r"[\d.]+", "#", line.split(" on torch ")[0]).strip()
 
 

@@ -180,7 +180,6 @@ def test_steps_and_folder_are_for_the_dump_that_is_asked_for(
 
 
 def kept(name: str, width: int) -> tuple[str, str]:
-    """The command of a capture, and what it showed."""
     command, _, shown = (CAPTURES / str(width) / f"{name}.txt").read_text(encoding="utf-8").partition("\n")
     return command, shown
 

@@ -102,8 +102,6 @@ def around(pick: Callable[[Gpt], nn.Module], change: Callable[..., torch.Tensor]
 
 
 def instead(pick: Callable[[Gpt], Any], forward: Callable[..., torch.Tensor]) -> Plant:
-    """Another forward of a module."""
-
     def plant(model: Gpt) -> None:
         module = pick(model)
         module.forward = types.MethodType(forward, module)

@@ -96,7 +96,6 @@ def test_any_value_of_an_option(name: str, value: Any, from_text: bool) -> None:
 
 
 def allows(shape: Any, value: Any) -> bool:
-    """Whether a JSON Schema, of the keywords used here, takes a value."""
     types = {"object": dict, "array": list, "string": str}
     return all(_keyword_allows(keyword, rule, shape, value, types) for keyword, rule in shape.items())
 

@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[object, str, str]] = {
     "a key twice, further in": (
         '{"dump": {"dump_path": "out", "dump_list": [{"layer": ["a"]}, {"layer": ["a"], "layer": ["b"]}]}}',
         "syntax", "DUMP.dump_list[1].layer"),
-    # conflict within the list; the others are in test_conflicts
+    # conflict within the list; the others are in test_options
     "a model twice": (
         {**OUT, "dump_list": [{"model_name": "a"}, {"layer": ["x"]}, {"model_name": "a"}]},
         "conflict", "DUMP.dump_list[2].model_name"),

@@ -283,7 +283,6 @@ PAGE = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def page(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which every command of the page has run, and has said what the page shows."""
     folder = tmp_path_factory.mktemp("page")
     for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         (folder / program.split()[1]).write_text(program)

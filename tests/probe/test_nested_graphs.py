@@ -39,7 +39,6 @@ def series(run: Run) -> dict[tuple[int | None, str | None, str | None], list[Eve
 
 
 def nested_names(run: Run, model: int, direction: str, phase: str | None = None) -> set[str | None]:
-    """Graphs that passes ran on."""
     return {
         event.where.subgraph
         for event in run.events()

@@ -25,7 +25,6 @@ NEVER_PLANTED = {"limit-reached", "unexplained", "other"}
 
 
 def line_of(case: Case) -> int:
-    """The line with the mark."""
     lines, begin = inspect.getsourcelines(case.where or case.fault.function)  # type: ignore[attr-defined]
     return begin + next(i for i, line in enumerate(lines) if line.endswith("# HERE\n"))
 

@@ -103,7 +103,6 @@ def _source(lines: list[str], at: int) -> NodeSource | None:
 
 
 def node(name: str, target: str, *args: Any, value: NodeValue | None = None, op: str = "call_function") -> GraphNode:
-    """A node of a graph; an argument that is a text is the name of another."""
     found = tuple(GraphArgument(node=one) if isinstance(one, str) else one for one in args)
     values = () if value is None else (value,)
     return GraphNode(name=name, op=op, target=NodeTarget(target), args=found, values=values)

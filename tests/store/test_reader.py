@@ -3,7 +3,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -23,8 +22,6 @@ def create(root: Path, **fields: object) -> RunWriter:
 
 
 class Recorder:
-    """Writes a run as a session does."""
-
     def __init__(self, writer: RunWriter) -> None:
         self.writer = writer
         self.number = 0
@@ -298,18 +295,6 @@ def test_state_of_a_run_that_was_not_closed(tmp_path: Path) -> None:
     assert zombie.state == "killed"
     elsewhere = create(tmp_path, pid=child.pid, host="another-machine")
     assert Run.open(elsewhere.run_dir).state == "running"
-
-
-def test_reading_needs_neither_torch_nor_numpy(run: Run, run_python: Callable[..., object]) -> None:
-    code = f"""
-import sys
-from graphprobe.store.reader import Run
-run = Run.open({str(run.run_dir)!r})
-run.models(), run.verify(), run.find("code")
-assert not {{"torch", "numpy", "click", "rich"}} & set(sys.modules), sorted(sys.modules)
-"""
-    done = run_python("-c", code)
-    assert done.code == 0, done.err  # type: ignore[attr-defined]
 
 
 MANIFEST = {

@@ -246,31 +246,6 @@ def test_a_partial_write_spoils_no_other_line(
     assert "No space left on device" in run.manifest.missing[0]
 
 
-def test_a_file_size_limit(tmp_path: Path, run_python: object) -> None:
-    code = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from store.dump_helpers import Path, new_run
-from graphprobe.records import Where
-run = new_run(Path({str(tmp_path)!r}))
-resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-assert run.write_bytes("large", b"x" * 20000) is None
-assert run.write_bytes("small", b"x" * 2000) is not None
-for _ in range(200):
-    run.event(where=Where(), kind="note", name="x" * 100)
-run.close("finished")
-"""
-    done = run_python("-c", code)  # type: ignore[operator]
-    assert done.code == 0, done.err
-    opened = Run.open(tmp_path)
-    assert [event.seq for event in opened.events()] == list(range(len(opened.events())))
-    assert 20 < len(opened.events()) < 100
-    assert opened.problems == []
-    assert opened.state == "finished"
-    assert any(entry.startswith("1 file (19.5 KiB) not written: File too large") for entry in opened.manifest.missing)
-    assert hidden_files(opened.tool_dir) == set()
-
-
 def test_a_run_deleted_under_the_writer(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     shutil.rmtree(run.run_dir)

@@ -1,8 +1,6 @@
 """A folder for each rank, and for a forked child; a killed process leaves what opens; scripts of TorchAir's users."""
 
-import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,40 +130,6 @@ def read(folder: DumpFolder) -> dict[str, list[int]]:
     list(folder.stats())
     assert folder.problems == []
     return found
-
-
-def guarded(write: Callable[..., int], full: Callable[[], bool]) -> Callable[..., int]:
-    def call(descriptor: int, data: Any) -> int:
-        if full():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, data)
-
-    return call
-
-
-@pytest.mark.parametrize("data", ["tensor", "stats"])
-@pytest.mark.parametrize("full", [False, True])
-def test_a_full_disk_does_not_stop_the_program(
-    data: str, full: bool, dumping: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the third step to the fifth, 10 s each, there is no room for what a dump writes; then there is again."""
-    step, now = 0, time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 10 * step)
-    for name in ("write", "writev"):
-        monkeypatch.setattr(os, name, guarded(getattr(os, name), lambda: full and 2 <= step < 5))
-    compiled = dumping.compile(lambda x: (x.sin() + 1).cos(), "aot_eager", dump_data=data)
-    x = torch.randn(8)
-    for step in range(8):  # noqa: B007  # the clock and the disk look at it
-        assert torch.equal(compiled(x), (x.sin() + 1).cos())
-        open_sessions()[0].flush()
-    found = dumping.end()
-    steps = read(found.folder)
-    assert set(map(tuple, steps.values())) == {(0, 1, 5, 6, 7) if full else tuple(range(8))}
-    assert found.manifest.state == "finished" and found.manifest.stopped is None
-    lost = 3 * len(steps)
-    text = f"{lost} ops not written: {os.strerror(errno.ENOSPC)}; first: "
-    assert [line[: len(text)] for line in found.manifest.missing] == ([text] if full else [])
-    assert found.manifest.ops == 8 * len(steps) - (lost if full else 0)
 
 
 @pytest.mark.parametrize("data", ["tensor", "stats"])
