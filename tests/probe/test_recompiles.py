@@ -157,23 +157,6 @@ def causes(found: Any) -> list[tuple[str, str, int, list[str]]]:
     return [(group.kind, group.name, group.count, group.values) for group in found.result().groups]
 
 
-def test_training_validation_and_a_second_instance() -> None:
-    """The third call has a new attribute; that it trains is not new, though the version used last does not."""
-    a, b = compiled(Head(2.0)), compiled(Head(3.0))
-    x = torch.ones(3, requires_grad=True)
-    with graphprobe.recompiles() as found:
-        a(x)
-        with torch.no_grad():
-            a(x)
-        b(x)
-        with torch.no_grad():
-            b(x)
-    assert causes(found) == [
-        ("instance-changed", "self.k", 2, ["2.0", "3.0"]),
-        ("grad-mode-changed", "", 1, []),
-    ]
-
-
 def test_autocast_evaluation_and_a_second_instance() -> None:
     first, second = Head("relu"), Head(None)
     with graphprobe.recompiles() as found:
@@ -191,39 +174,6 @@ def test_autocast_evaluation_and_a_second_instance() -> None:
         ("instance-changed", "self.k", 2, instances),
         ("training-mode-changed", "self.dropout.training", 2, ["True", "False"]),
     ], found.report()
-
-
-def test_causes_of_one_size_stay_apart() -> None:
-    with graphprobe.recompiles() as found:
-        fast = compiled(lambda x: x.sin() if x.shape[0] > 5 else x.cos())
-        for n in (3, 4, 7, 1, 0, 9):
-            fast(ones(n))
-    assert causes(found) == [
-        ("size-zero-one", "x", 2, ["0", "1"]),
-        ("size-changed", "x", 1, ["3", "4"]),
-        ("size-condition", "x", 1, ["7"]),
-    ]
-    marked = [remedy for group in found.result().groups for remedy in group.remedies if "mark_dynamic" in remedy]
-    assert marked == ["torch._dynamo.mark_dynamic(x, 0) before the first call"]
-
-
-def test_a_first_batch_of_one_stays_apart_from_the_dtype() -> None:
-    with graphprobe.recompiles() as found:
-        fast = compiled(lambda x: x + 1)
-        for x in (ones(1), ones(5), ones(5).double(), ones(7).double()):
-            fast(x)
-    assert causes(found) == [
-        ("size-zero-one", "x", 1, ["1"]),
-        ("dtype-changed", "x", 1, ["float32", "float64"]),
-    ], found.report()
-
-
-def test_keys_are_readable() -> None:
-    with graphprobe.recompiles() as found:
-        fast = compiled(lambda d: sum(d.values()))
-        for keys in ("a", "ab", "c", "cb", ""):
-            fast({key: ones(2) for key in keys})
-    assert "the keys of d changed: 1 key; 'a', 'b'; 'c'; 'c', 'b'; 0 keys\n" in found.report()
 
 
 class Text(torch.nn.Module):
