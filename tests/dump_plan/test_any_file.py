@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import module_at
-from dump_plan.conftest import Plan
 from dump_plan.test_document import ACCEPTED, REFUSED
 from dump_plan.test_options import FORBIDDEN
 from graphprobe.compiler_config import CompilerConfig
@@ -170,84 +169,13 @@ def test_published_schema_is_current() -> None:
     assert script.FILE.read_text(encoding="utf-8") == script.schema_text(), "run scripts/dump_config_schema.py"
 
 
-MODELS = """
-{                                                                                            
-	"dump":{
-		"dump_list":[                                                                        
-			{	"model_name":"ResNet-101"
-			},
-			{                                                                                
-				"model_name":"ResNet-50",
-				"layer":[
-				      "conv1conv1_relu",
-				      "res2a_branch2ares2a_branch2a_relu",
-				      "res2a_branch1",
-				      "pool1"
-				] 
-			}  
-		],  
-		"dump_path":"out",
-                "dump_mode":"output",
-		"dump_op_switch":"off",
-                "dump_data":"tensor"
-	}                                                                                        
-}
-"""  # noqa: E101, W291
-SINGLE_OPS = """
-{
-    "dump":{
-        "dump_path":"out",
-        "dump_list":[], 
-	"dump_op_switch":"on",
-        "dump_data":"tensor"
-    }
-}
-"""  # noqa: W291
-OVERFLOW = """
-{
-    "dump":{
-        "dump_path":"out",
-        "dump_debug":"on"
-    }
-}
-"""
-WATCHER = """
-{
-    "dump":{
-        "dump_list":[
-            {
-                "layer":["A", "B"],
-                "watcher_nodes":["C", "D"]
-            }
-        ],
-        "dump_path":"out/",
-        "dump_mode":"output",
-        "dump_scene":"watcher"
-    }
-}
-"""
-
-
-def test_models(plan_of: Plan, tmp_path: Path) -> None:
-    plan = plan_of(MODELS)
-    names = ["conv1conv1_relu", "res2a_branch2ares2a_branch2a_relu", "res2a_branch1", "pool1"]
-    assert plan.models == (
-        ModelEntry("ResNet-101", where="$.dump.dump_list[0]"),
-        ModelEntry("ResNet-50", layers_from_list(names), where="$.dump.dump_list[1]"),
-    )
-    assert (plan.mode, plan.data, plan.single_ops, plan.overflow, plan.watch) == ("output", "tensor", False, False, ())
-    assert plan.path == str(tmp_path / "out")
-    assert plan.warnings == ()
-    assert [entry.model_name for entry in plan.entries_for("ResNet-50")] == ["ResNet-50"]
-    assert plan.entries_for("ResNet") == ()
-
-
-def test_single_ops_overflow_and_watcher(plan_of: Plan) -> None:
-    plan = plan_of(SINGLE_OPS)
+def test_single_ops_overflow_and_watcher(plan_of: Any) -> None:
+    plan = plan_of({"dump_path": "out", "dump_list": [], "dump_op_switch": "on"})
     assert (plan.single_ops, plan.models, plan.mode, plan.warnings) == (True, (), "all", ())
-    plan = plan_of(OVERFLOW)
+    plan = plan_of({"dump_path": "out", "dump_debug": "on"})
     assert (plan.overflow, plan.models, plan.single_ops, plan.watch, plan.warnings) == (True, (), False, (), ())
-    plan = plan_of(WATCHER)
+    entry = {"layer": ["A", "B"], "watcher_nodes": ["C", "D"]}
+    plan = plan_of({"dump_path": "out/", "dump_list": [entry], "dump_mode": "output", "dump_scene": "watcher"})
     layers, nodes = layers_from_list(["A", "B"]), layers_from_list(["C", "D"])
     assert plan.watch == (WatchEntry(layers, nodes, "$.dump.dump_list[0]"),)
     assert (plan.mode, plan.models, plan.overflow, plan.warnings) == ("output", (), False, ())
@@ -255,7 +183,13 @@ def test_single_ops_overflow_and_watcher(plan_of: Plan) -> None:
 
 @pytest.mark.parametrize("way", ["assigned", "by value"])
 def test_every_option(tmp_path: Path, way: str) -> None:
-    (tmp_path / "dump_config.json").write_text(MODELS)
+    dump = {
+        "dump_list": [{"model_name": "ResNet-50"}],
+        "dump_path": "out",
+        "dump_mode": "output",
+        "dump_data": "tensor",
+    }
+    (tmp_path / "dump_config.json").write_text(json.dumps({"dump": {**dump, "dump_op_switch": "off"}}))
     config = CompilerConfig()
     values = {
         "enable_dump": True,
@@ -283,12 +217,3 @@ def test_every_option(tmp_path: Path, way: str) -> None:
         "dump_config.dump_data = 'stats' wins over $.dump.dump_data = 'tensor'",
         "dump_config.dump_layer wins over $.dump.dump_list",
     )
-
-
-def test_the_last_example(tmp_path: Path) -> None:
-    config = CompilerConfig()
-    config.dump_config.enable_dump = True
-    config.dump_config.dump_layer = " Add "
-    plan = config.dump_config.plan(environ={})
-    assert plan.models[0].layers == layers_from_list(["Add"]) and plan.narrowed
-    assert (plan.path, plan.warnings) == (str(tmp_path), ())
