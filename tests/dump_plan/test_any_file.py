@@ -183,12 +183,7 @@ def test_single_ops_overflow_and_watcher(plan_of: Any) -> None:
 
 @pytest.mark.parametrize("way", ["assigned", "by value"])
 def test_every_option(tmp_path: Path, way: str) -> None:
-    dump = {
-        "dump_list": [{"model_name": "ResNet-50"}],
-        "dump_path": "out",
-        "dump_mode": "output",
-        "dump_data": "tensor",
-    }
+    dump = {"dump_list": [{"model_name": "net"}], "dump_path": "out", "dump_mode": "output", "dump_data": "tensor"}
     (tmp_path / "dump_config.json").write_text(json.dumps({"dump": {**dump, "dump_op_switch": "off"}}))
     config = CompilerConfig()
     values = {
