@@ -1,7 +1,5 @@
 """What every test shares: a clean environment, fresh processes, and torch seeded before and reset after each test."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import importlib.abc
@@ -129,7 +127,6 @@ def _usable_instructions(cache: pytest.Cache | None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The root of the repository."""
     return ROOT
 
 

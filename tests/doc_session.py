@@ -10,8 +10,6 @@
 number with a torch that is not the one of `constraints.txt`, with which the pages were written.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -6,8 +6,6 @@ The seconds of a test are what it takes alone: with the fixtures of its file and
 and without those of the session.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -44,7 +42,6 @@ class Marked(NamedTuple):
 
 
 def known() -> dict[str, float]:
-    """The seconds of each test in the file."""
     return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 

@@ -1,7 +1,5 @@
 """The models that tests share, all tiny: their weights hang on the seed alone, and each call makes a new one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

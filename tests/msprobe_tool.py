@@ -1,7 +1,5 @@
 """mindstudio-probe itself, in the environment of its own that `make msprobe` creates."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What must start fast and without torch: the package itself and every command that only reads files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """docs/messages: what each page shows as an example is what is said, and every slug of the sources is in the list."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -28,7 +26,7 @@ from test_house import all_slugs
 
 MESSAGES = ROOT / "docs" / "messages"
 CONFIG = {slug for slug in all_slugs() if slug.startswith("dump-config-")}
-"""Their examples are held against what is said in tests/dump_plan/test_page.py."""
+"""Their examples are held against what is said in tests/dump_plan/test_document.py."""
 
 
 def example(slug: str) -> tuple[str, str]:
@@ -61,7 +59,6 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoked(slug: str) -> str:
-    """What the command of the page says, in this process."""
     words = example(slug)[0].split()
     env = dict(word.split("=") for word in words if "=" in word)
     done = CliRunner().invoke(main, words[len(env) + 1 :], env=env)
@@ -227,13 +224,6 @@ def test_graph_died(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     said = re.search(r"a compiled graph was not run here[^\n]*", done.err)
     assert said is not None, done.err
     assert said.group().rstrip() in example("graph-died")[1]
-
-
-def test_unsupported_torch() -> None:
-    """`doctor`, which the page sends to, lists what the page says it lists."""
-    done = CliRunner().invoke(main, ["doctor", "--names", "--json"])
-    facts = json.loads(done.stdout)
-    assert facts["features"] and all({"feature", "status", "detail"} <= row.keys() for row in facts["features"])
 
 
 def test_no_output(tmp_path: Path) -> None:

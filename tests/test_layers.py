@@ -3,8 +3,6 @@
 The checker works on source text, so that the tests below can hand it small bad modules and see it object.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
@@ -96,7 +94,6 @@ def torch_attributes(tree: ast.Module) -> Iterator[tuple[str, ast.Attribute]]:
 
 
 def import_faults(found: Any, module: str) -> Iterator[str]:
-    """What is wrong with one import in `module`."""
     room = sizes.room_of(module)
     top = found.name.split(".")[0]
     if top in PICKLE:

@@ -1,7 +1,5 @@
 """The matrix of versions: what was not run is never told as run, and what was stopped goes on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -184,9 +182,3 @@ def test_this_environment_serves_for_its_own_torch(matrix: Any, tmp_path: Path) 
     own = matrix.matrix_env.importlib.metadata.version("torch").partition("+")[0]
     assert matrix.matrix_env.environment(tmp_path / "env", own) == Path(sys.executable)
     assert not (tmp_path / "env").exists()
-
-
-def test_tests_of_this_repository_are_run(matrix: Any, tmp_path: Path) -> None:
-    place = matrix.Place(Path(sys.executable), tmp_path, 300)
-    checks, done = matrix.tests("versions", "tests/test_matrix.py::test_versions_and_stages")(place)
-    assert done and [check.outcome for check in checks.values()] == ["passed"]

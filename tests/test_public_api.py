@@ -1,7 +1,5 @@
 """What `graphprobe` offers in Python: its names, their types, what they do with good and bad arguments, its errors."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """`pytest --graphprobe` in a small project of its own, and `assert_compiles_like_eager`."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -85,7 +83,6 @@ def pytest_in(folder: Path, run_warm: Python, program: str, *options: str) -> Fi
 
 
 def told(done: Finished) -> dict[str, str]:
-    """By test, what the last section says of it."""
     _, mark, section = done.out.rpartition("= graphprobe =")
     assert mark, done.out + done.err
     found = re.findall(r"^(FAULT|UNDECIDED|HEALTHY) test_net\.py::(\S+): (.*)$", section, re.MULTILINE)

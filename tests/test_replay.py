@@ -1,7 +1,5 @@
 """`scripts/replay.py`: two records of one commit are the same, and whatever changes between two is seen."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +18,6 @@ def replay() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def records(replay: ModuleType, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two records of the case that compiles nothing."""
     folder = tmp_path_factory.mktemp("replay")
     before, after = folder / "before", folder / "after"
     for to in (before, after):

@@ -1,7 +1,5 @@
 """The grammars of steps and layers, and which ops a layer selection means."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from types import FrameType

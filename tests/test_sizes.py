@@ -1,7 +1,5 @@
 """`scripts/sizes.py`: no measure is above its ceiling, and each of them sees what it is to count."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The wheel of `make wheel`: what is in it, and that it starts in an empty environment, with and without a compiler."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -69,7 +67,6 @@ def installed(wheel: Path, folder: Path) -> Path:
 
 
 def dependencies() -> list[str]:
-    """The folders with the packages of this environment, the sources of graphprobe left out."""
     here = sysconfig.get_paths()["purelib"]
     return [here, *(path for path in sys.path if path.endswith("site-packages"))]
 

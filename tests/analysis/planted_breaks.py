@@ -1,8 +1,6 @@
 # ruff: noqa: E702, C416, F811
 """Programs with one cause of graph breaks each, and the same programs mended as the remedy says."""
 
-from __future__ import annotations
-
 import array
 import copy
 import dataclasses
@@ -44,7 +42,6 @@ class Plant:
 
     @property
     def lines(self) -> list[int]:
-        """Where it breaks: the lines that end in `# here`."""
         lines, first = inspect.getsourcelines(self.broken)
         return [first + index for index, text in enumerate(lines) if text.rstrip().endswith("# here")]
 
@@ -64,22 +61,19 @@ def plant(kind: str, remedy: str, mended: Any = None, **more: Any) -> Callable[[
 
 
 def mended(function: Any) -> None:
-    """The mended program of the plant of that name."""
     PLANTS[function.__name__] = dataclasses.replace(PLANTS[function.__name__], mended=function)
 
 
-@plant("data-dependent-branch", "torch.where(x.sum() > 0, a, b)")
+@plant(
+    "data-dependent-branch",
+    "torch.where(x.sum() > 0, a, b)",
+    mended=lambda x: torch.where(x.sum() > 0, (x * 2).sin(), (x * 2).cos()),
+)
 def branch(x):
     y = x * 2
     if x.sum() > 0:  # here
         return y.sin()
     return y.cos()
-
-
-@mended
-def branch(x):
-    y = x * 2
-    return torch.where(x.sum() > 0, y.sin(), y.cos())
 
 
 @plant("data-dependent-branch", "torch.where(x.sum() > 0, a, b)", outcome="function")
@@ -271,16 +265,10 @@ def manager(x):
         return x * 2
 
 
-@plant("print", "is_compiling()", outcome="function")
+@plant("print", "is_compiling()", outcome="function", mended=lambda x: x * 2)
 def break_in_a_with(x):
     with torch.autograd.profiler.record_function("a"), Manager():
         print("inside")  # here
-        return x * 2
-
-
-@mended
-def break_in_a_with(x):
-    with torch.autograd.profiler.record_function("a"), Manager():
         return x * 2
 
 
@@ -320,17 +308,10 @@ def hook(x):
     return linear(x)
 
 
-@plant("tensor-attribute", "`y.copy_(…)`")
+@plant("tensor-attribute", "`y.copy_(…)`", mended=lambda x: (x * 2).copy_(x * 2 + 1))
 def attribute(x):
     y = x * 2
     y.data = y.data + 1  # here
-    return y
-
-
-@mended
-def attribute(x):
-    y = x * 2
-    y.copy_(y + 1)
     return y
 
 
@@ -388,26 +369,18 @@ def frame(x):
 # fmt: off
 
 
-@plant("tensor-item", "use `x.sum().long()` in the place of `int(x.sum().item())`")
+@plant(
+    "tensor-item",
+    "use `x.sum().long()` in the place of `int(x.sum().item())`",
+    mended=lambda x: (x.sin() * x.sum().long()).cos(),
+)
 def several_on_a_line(x):
     y = x.sin(); n = int(x.sum().item()); z = y * n; return z.cos()  # here
 
 
-@mended
-def several_on_a_line(x):
-    y = x.sin()
-    return (y * x.sum().long()).cos()
-
-
-@plant("tensor-item", "use `x.min()` in the place of `x.min().item()`")
+@plant("tensor-item", "use `x.min()` in the place of `x.min().item()`", mended=lambda x: x * torch.max(x) * x.min())
 def second_of_two_calls(x):
     a, b = torch.max(x), x.min().item()  # here
-    return x * a * b
-
-
-@mended
-def second_of_two_calls(x):
-    a, b = torch.max(x), x.min()
     return x * a * b
 
 
@@ -477,16 +450,14 @@ def item_in_a_loop(x):
     return x
 
 
-@plant("tensor-item", "`torch.where(torch.isclose(x, y).all(), a, b)`")
+@plant(
+    "tensor-item",
+    "`torch.where(torch.isclose(x, y).all(), a, b)`",
+    mended=lambda x: torch.where(torch.isclose(x, x * 2).all(), x.sin(), x.cos()),
+)
 def close_or_not(x):
     y = x * 2
     return x.sin() if torch.allclose(x, y) else x.cos()  # here
-
-
-@mended
-def close_or_not(x):
-    y = x * 2
-    return torch.where(torch.isclose(x, y).all(), x.sin(), x.cos())
 
 
 @plant(
@@ -518,7 +489,11 @@ class Positive:
         return bool((self.tensor.sum() > 0).item())
 
 
-@plant("data-dependent-branch", "`torch.where((x.sum() > 3) & (x.max() < 9), a, b)`")
+@plant(
+    "data-dependent-branch",
+    "`torch.where((x.sum() > 3) & (x.max() < 9), a, b)`",
+    mended=lambda x: torch.where((x.sum() > 3) & (x.max() < 9), (x * 2).sin(), (x * 2).cos()),
+)
 def condition_over_several_lines(x):
     y = x * 2
     if (
@@ -527,12 +502,6 @@ def condition_over_several_lines(x):
     ):
         return y.sin()
     return y.cos()
-
-
-@mended
-def condition_over_several_lines(x):
-    y = x * 2
-    return torch.where((x.sum() > 3) & (x.max() < 9), y.sin(), y.cos())
 
 
 @plant(
@@ -678,18 +647,15 @@ def repeated(x):
     return torch.repeat_interleave(x, x.long()) + 1  # here
 
 
-@plant("explicit-break", "remove the call of `torch._dynamo.graph_break()`", outcome="function")
+@plant(
+    "explicit-break",
+    "remove the call of `torch._dynamo.graph_break()`",
+    outcome="function",
+    mended=lambda x: (x + 1) * 2,
+)
 def break_in_a_try(x):
     try:
         y = x + 1; torch._dynamo.graph_break(); return y * 2  # here
-    except ValueError:
-        return x
-
-
-@mended
-def break_in_a_try(x):
-    try:
-        return (x + 1) * 2
     except ValueError:
         return x
 

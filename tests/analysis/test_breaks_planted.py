@@ -1,7 +1,5 @@
 """Graph breaks planted in real programs: each is named, found on its line, and gone when mended as the remedy says."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """torch's words, read; the cause among several failed guards; the report of no recompilations. Without torch."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

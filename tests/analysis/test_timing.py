@@ -1,7 +1,5 @@
 """Spans to tables, two profiles to a diff, a profile to a Chrome trace: all without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

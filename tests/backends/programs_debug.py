@@ -1,7 +1,5 @@
 """Programs that every debug backend must run as torch itself does, and how to run one with all it changes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple

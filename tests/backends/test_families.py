@@ -1,7 +1,5 @@
 """Debug backends: each computes what the program computes uncompiled, and does what is its own."""
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from typing import Any

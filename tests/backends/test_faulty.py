@@ -1,7 +1,5 @@
 """Planted faults hit exactly the call asked for, and nothing where it is not; what `faulty` matches and refuses."""
 
-from __future__ import annotations
-
 import signal
 import warnings
 from collections.abc import Callable

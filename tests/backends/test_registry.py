@@ -1,7 +1,5 @@
 """Names, options and entry points of the debug backends, and the ladder."""
 
-from __future__ import annotations
-
 import tomllib
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """The tree that each backend and mode leaves, and that watching changes no value."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

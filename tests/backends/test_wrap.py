@@ -1,7 +1,5 @@
 """`graphprobe.wrap`: which compiles are collected, and how it composes with itself and with the other switches."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +34,6 @@ def functions(run: Run) -> list[str]:
 
 
 def closed() -> Run:
-    """The run that was going on, ended."""
     folder = graphprobe.disable()
     assert folder is not None
     return Run.open(folder)

@@ -1,7 +1,5 @@
 """Calls a command in this process, and makes up the run that commands read."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 `python tests/cli/captures.py FOLDER` makes the data in FOLDER, unless it is there, and writes the files of `captured/`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -147,7 +145,6 @@ TIMED = ("profile", "profile_two")
 
 
 def without_places(text: str) -> str:
-    """Without the folders of this machine."""
     return PLACE.sub("…/", text)
 
 

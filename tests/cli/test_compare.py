@@ -1,7 +1,5 @@
 """`graphprobe compare`, `merge` and `parse` on dumps of real runs, and on wrong use."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

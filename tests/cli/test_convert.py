@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -77,19 +75,6 @@ def test_a_dump_to_text_in_a_tree_of_its_own(dump: Path, tmp_path: Path) -> None
     table = (tmp_path / "text" / inside / "0/m/0/1/stats.txt").read_text().splitlines()
     assert table[2].split("\t")[:3] == ["Op Type", "Op Name", "Task ID"]
     assert table[3].split("\t")[10:13] == ["1.5", "-0.5", ""]
-
-
-def test_every_shape(tmp_path: Path) -> None:
-    for number, shape in enumerate([(), (0,), (2, 0, 3), (1,), (2, 3, 4)]):
-        array = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
-        writer = new_writer(tmp_path / str(number))
-        writer.submit(OP, PLACE, [value("output.0", array)])
-        writer.close()
-        invoke(tmp_path / str(number), code=0)
-        (npy,) = (tmp_path / str(number)).rglob("*.npy")
-        np.testing.assert_array_equal(np.load(npy), array)
-        invoke(npy, "--to", "txt", code=0)
-        assert len(npy.with_suffix(".txt").read_text().splitlines()) >= 2
 
 
 def test_statistics(dump: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`graphprobe demo`: what it finds, what it says of what it did not find, and that it overwrites nothing."""
 
-from __future__ import annotations
-
 import json
 import time
 import webbrowser

@@ -1,7 +1,5 @@
 """`graphprobe diagnose`: targets, exit codes, the JSON, scripts that go wrong by themselves, and `--only-function`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -321,7 +319,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs a command beside `program.py`, in this process."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
 
@@ -354,14 +351,6 @@ def test_diagnose(call, name: str, code: int, verdict: str, said: str) -> None:
     assert said in done.stderr
     findings = json.loads(Path("result.json").read_text())["findings"]
     assert [finding["source"].rpartition("/")[2] for finding in findings] == ["program.py:9"] * (name == "bad")
-
-
-@pytest.mark.heavy
-def test_without_it_the_whole_is_diagnosed(call) -> None:
-    """The control: with nothing left out the fault is there, in the graph of the outer function."""
-    done = call(*DIAGNOSE, "program.py:make")
-    assert done.exit_code == 1
-    assert "only_function" not in done.stderr
 
 
 def test_diagnose_of_a_script_by_the_environment(call, monkeypatch: pytest.MonkeyPatch) -> None:

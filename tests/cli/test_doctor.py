@@ -1,7 +1,5 @@
 """`graphprobe doctor`: what can be collected here, and what is lost where a tap is missing."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -45,7 +43,6 @@ def test_everything_works_here_and_caches_of_the_user_are_let_be(
 
 
 def native_core() -> tuple[str, dict[str, Any]]:
-    """What it says of the native core, as a line and as JSON."""
     done = doctor("--names", code=0)
     (line,) = [line for line in done.output.splitlines() if line.startswith("native core: ")]
     return line, json.loads(doctor("--json", "--names").output)["native"]
@@ -151,28 +148,3 @@ def test_the_switch_collects_nothing_while_the_doctor_looks(run_warm: Python, tm
     done = run_warm(*with_variables({"TORCH_COMPILE_DEBUG": "1"}, "doctor"), cwd=tmp_path)
     assert done.code == 0, done.err
     assert not list(tmp_path.rglob("graphprobe"))
-
-
-def test_a_missing_tap_is_told_in_the_run(run_warm: Python, tmp_path: Path) -> None:
-    """Simulated on a module that torch imports on its own: what else is collected, and what the manifest says."""
-    (tmp_path / "program.py").write_text(
-        "import torch, torch._functorch.aot_autograd as aot\n"
-        "from graphprobe.internals.aot import aot_taps as ours\n"
-        "import torch._dynamo.guards\n"
-        "f = torch.compile(lambda x: x.sin() + 1, backend='eager')\n"
-        "print(f(torch.zeros(2)).tolist())\n"
-    )
-    code = (
-        "import sys\n"
-        "from graphprobe.internals.dynamo import dynamo_taps as dynamo\n"
-        "from graphprobe.internals.bus import Patch\n"
-        "patches = dynamo.patches\n"
-        "gone = Patch('guards', 'torch._dynamo.guards', 'ThereIsNoSuchManager.__init__', None)\n"
-        "dynamo.patches = lambda observer: [p for p in patches(observer) if p.tap != 'guards'] + [gone]\n"
-        "sys.argv = ['graphprobe', 'run', 'program.py']\n"
-        "from graphprobe.cli.main import main; main()"
-    )
-    done = run_warm("-c", code, cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert done.out == "[1.0, 1.0]\n"
-    assert f"graphprobe: missing: this torch lacks what the tap guards stands on: {LOSES['guards']}" in done.err

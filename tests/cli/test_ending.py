@@ -1,12 +1,9 @@
 """How commands end: with a verdict and a command to type, when interrupted, without output, by a fault of our own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,18 +24,6 @@ from graphprobe.cli import main as main_module
 from graphprobe.cli.commands import demo
 from graphprobe.errors import Interrupted
 from report import samples
-from warm.pool import Warm
-
-SLOW = """
-import os, torch, time
-@torch.compile(backend="aot_eager")
-def f(x):
-    print("in")
-    return x + 1
-f(torch.ones(2)); f(torch.ones(3))
-print("READY", os.getpid(), flush=True)
-time.sleep(200)
-"""
 
 PLANTED = [
     (TypeError("planted"), 125, "please report it with"),
@@ -68,31 +53,6 @@ def test_no_command_ends_with_1_by_what_it_raises(
         (file,) = tmp_path.glob("graphprobe-error-*.txt")
         text = file.read_text()
         assert str(file) in result.output and "in fails" in text and type(error).__name__ in text
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    ("command", "told"), [("explain", "BREAKS: 1 graph break"), ("recompiles", "there may be more")]
-)
-def test_what_was_learnt_is_told_when_a_signal_comes(
-    command: str, told: str, number: signal.Signals, warm: Warm, tmp_path: Path
-) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    process = subprocess.Popen(
-        [warm.executable, "-m", "graphprobe", command, "slow.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    while not (line := process.stdout.readline()).startswith("READY"):
-        assert process.poll() is None
-    os.kill(int(line.split()[1]), number)  # the fork, whose end its client passes on
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    assert told in out
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -1,7 +1,5 @@
 """`graphprobe explain`: a script, a run, a callable; exit codes, JSON, wrong use; and docs/explain.md, executed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -66,7 +64,6 @@ def masked(text: str) -> str:
 
 
 def shown(command: str) -> str:
-    """What the page prints below a command."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     (text,) = (part.removeprefix(command + "\n") for block in blocks for part in block.split("$ ") if command in part)
     return text
@@ -229,21 +226,3 @@ def test_callable_and_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "there.json").write_text('{"not_observed": []}', encoding="utf-8")
     invoke("--force", "--json", "there.json", "targets.py:whole", code=0)
     assert json.loads((tmp_path / "there.json").read_text(encoding="utf-8"))["break_count"] == 0
-
-
-@pytest.mark.slow
-def test_a_model_that_nobody_prepared() -> None:
-    import torch
-
-    import graphprobe
-    import models
-
-    model = models.gpt2(n_layer=1).eval()
-    ids = torch.randint(0, 32, (1, 8))
-    with_loss = graphprobe.explain(model)(ids, labels=ids).report
-    assert {(row.kind, Path(row.file).name, row.inside) for row in with_loss.breaks} == {
-        ("logging", "modeling_utils.py", None)
-    }
-    torch._dynamo.reset()
-    without = graphprobe.explain(model)(ids)
-    assert not without.report.found and without.graph_count == 1 and without.op_count > 30

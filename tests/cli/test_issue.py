@@ -1,7 +1,5 @@
 """`graphprobe issue`: title and body of a dossier, and the same without the names and values of the program."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The whole troubleshooting kit on models of transformers that nobody prepared for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`graphprobe logs`: where a process was when it was killed, and what its logs hold; the pages on logs and troubles."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

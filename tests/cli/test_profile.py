@@ -1,7 +1,5 @@
 """`graphprobe profile`, and docs/profile.md: its program is profiled, its commands run, its block runs."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -27,7 +25,6 @@ def profile(*args: object, **options: Any) -> Result:
 
 
 def shape(line: str) -> str:
-    """A line without its numbers."""
     return re.sub(r"[\d.]+", "#", line.split(" on torch ")[0]).strip()
 
 

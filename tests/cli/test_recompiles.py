@@ -1,7 +1,5 @@
 """`graphprobe recompiles`: a script, a run on disk, JSON, exit codes, and the wrong way round."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -44,7 +42,6 @@ def invoke(*args: object, **options: Any) -> Result:
 
 @pytest.fixture(scope="module")
 def recorded(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the program."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "program.py").write_text(RECOMPILES)
     done = run_warm("-m", "graphprobe", "run", "-q", "--no-ops", "program.py", cwd=folder)
@@ -163,7 +160,6 @@ def test_the_file_of_a_run(recorded: Path) -> None:
 
 @pytest.fixture
 def copy(recorded: Path, tmp_path: Path) -> Path:
-    """The run, to be changed."""
     (run,) = (recorded / "torch_compile_debug").iterdir()
     return Path(shutil.copytree(run / "graphprobe", tmp_path / "run_copy" / "graphprobe"))
 

@@ -1,7 +1,5 @@
 """`graphprobe replay`: what it prints and exits with. A script stands in for a record's own `replay.py`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`graphprobe report`: what it takes, what it refuses before it writes anything, and that it needs no torch."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,14 +1,11 @@
 """`graphprobe run` runs a program as `python` does, and dumps one that knows nothing of graphprobe."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -190,19 +187,6 @@ def test_a_folder_in_which_nobody_may_write(run_python: Python) -> None:
     assert "warning: no run can be written under /sys/kernel/torch_compile_debug" in done.err
     named = run_python("-m", "graphprobe", "run", "-o", "/sys/kernel/x", "-c", "print('ran')", cwd=place)
     assert (named.code, named.out) == (2, ""), "a place that somebody has named is a mistake"
-
-
-def test_ctrl_c(programs: Path) -> None:
-    with started(programs, "waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)\n") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT, "as python ends"
-    assert b"KeyboardInterrupt" in err
-    run = Run.open(programs)
-    assert (run.state, run.manifest.exception) == ("failed", "KeyboardInterrupt: ")
 
 
 def test_summary_is_on_stderr_and_quiet_leaves_it_out(run_python: Python, programs: Path) -> None:

@@ -1,7 +1,5 @@
 """What commands send to a terminal, through a pipe and under NO_COLOR, and that nothing they read can steer it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

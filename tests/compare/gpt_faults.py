@@ -1,7 +1,5 @@
 """A GPT, and faults as people make them: planted in the program's own Python, one training step."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from functools import cache
@@ -104,8 +102,6 @@ def around(pick: Callable[[Gpt], nn.Module], change: Callable[..., torch.Tensor]
 
 
 def instead(pick: Callable[[Gpt], Any], forward: Callable[..., torch.Tensor]) -> Plant:
-    """Another forward of a module."""
-
     def plant(model: Gpt) -> None:
         module = pick(model)
         module.forward = types.MethodType(forward, module)

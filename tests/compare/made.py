@@ -46,7 +46,6 @@ class MemoryDump:
         return ()
 
     def without_values(self) -> MemoryDump:
-        """The same with statistics only."""
         calls = [replaced(c, slots=tuple(replaced(s, value="") for s in c.slots)) for c in self.list]
         return MemoryDump(calls, title=self.title)
 

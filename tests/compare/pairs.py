@@ -4,8 +4,6 @@ A pair is two programs; a program runs under `graphprobe.dump` from its first li
 unless it is made by `before`, which builds the model first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys
@@ -282,8 +280,6 @@ class WrongKernel(TorchDispatchMode):
 
 @cache
 def wrong(run: Run, op: Any, index: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Run:
-    """The same program with a kernel that is wrong."""
-
     def inside(model: nn.Module) -> None:
         with WrongKernel(op, index, change):
             run.inside(model)
@@ -488,7 +484,6 @@ def compared(candidate: Path, reference: Path, *, replay: bool = True) -> Summar
 
 
 def dumped(run: Run, path: Any, **options: Any) -> None:
-    """Run the program under a dump into `path`."""
     made = run.before() if run.before is not None else None
     given: dict[str, Any] = {"model": made} if isinstance(made, nn.Module) else {}
     with graphprobe.dump(path, **given, **options):

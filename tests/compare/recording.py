@@ -1,7 +1,5 @@
 """Records small torch programs into dumps that live in memory: every function call, forward and backward."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`exact`: of two dumps that are the same within noise, the first call that gives other bits of the same inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ APIS = ["torch.add", "torch.mul", "torch.tanh", "torch.exp"]
 
 
 def up(values: np.ndarray) -> np.ndarray:
-    """With one element a unit in the last place larger."""
     moved = values.copy()
     moved[3] = np.nextafter(moved[3], np.float32(np.inf))
     return moved

@@ -1,7 +1,5 @@
 """Weights that something changed between two steps, and memory that nobody read: who is told, and who is not."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from functools import cache

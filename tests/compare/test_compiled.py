@@ -1,7 +1,5 @@
 """`compare` of programs compiled on both sides: the region is one call, judged in the precision that it has inside."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Our own dumps against those that msprobe wrote of the same programs, and what the two tell differently."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`compare` on dumps of programs that differ, where the call that differs is named, and of such that do not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

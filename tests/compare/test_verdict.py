@@ -1,7 +1,5 @@
 """What keeps `compare` from saying SAME, and what it never does with a dump that is not to be trusted."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

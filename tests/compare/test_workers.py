@@ -1,7 +1,5 @@
 """Several threads, a Dask cluster, several ranks, and what can be opened."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -243,13 +241,6 @@ def test_a_worker_that_dies_inside_a_block_changes_nothing(
     client.wait_for_workers(2, timeout=60)
     after = set(client.run(os.getpid).values())
     assert len(after) == 2 and len(after - before) == 1 and int(died) not in after
-
-
-def test_neither_dask_nor_fsspec_nor_torch_is_imported(run_python: Any) -> None:
-    code = "import sys, graphprobe.compare.run, graphprobe.compare.open; print({m.split('.')[0] for m in sys.modules})"
-    names = run_python("-c", code).out
-    assert "msgspec" in names
-    assert not any(f"'{name}'" in names for name in ("dask", "distributed", "fsspec", "torch"))
 
 
 def test_a_dump_is_read_and_a_text_written_through_a_url(tmp_path: Path) -> None:

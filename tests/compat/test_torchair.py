@@ -1,7 +1,5 @@
 """TorchAir's two example scripts, with only the imports and the name of the device changed."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

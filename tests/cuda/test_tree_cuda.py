@@ -1,7 +1,5 @@
 """The tree on a GPU: launches from the captured CUDA graph, replay of Triton code, no harm. Skips without a device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the tests of a plan share: a working directory of their own, and a file written and read in one go."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

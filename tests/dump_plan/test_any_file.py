@@ -1,7 +1,5 @@
 """Whatever a file says: a plan, or a DumpConfigError with a kind and a place, and the published schema agrees."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -13,12 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import module_at
-from dump_plan.test_conflicts import FORBIDDEN
 from dump_plan.test_document import ACCEPTED, REFUSED
-from graphprobe.dump_plan import plan_from
+from dump_plan.test_options import FORBIDDEN
+from graphprobe.compiler_config import CompilerConfig
+from graphprobe.dump_plan import STATS, ModelEntry, WatchEntry, plan_from
 from graphprobe.dump_plan.document import schema
 from graphprobe.dump_plan.options import BY_NAME, checked_option
 from graphprobe.errors import DumpConfigError, SettingError
+from graphprobe.select import layers_from_list
 
 KINDS = {"type", "choice", "value", "syntax", "conflict"}
 WORDS = "on off watcher exception all output stats tensor out 0|3-5 5-3 add Max input0".split()
@@ -95,7 +95,6 @@ def test_any_value_of_an_option(name: str, value: Any, from_text: bool) -> None:
 
 
 def allows(shape: Any, value: Any) -> bool:
-    """Whether a JSON Schema, of the keywords used here, takes a value."""
     types = {"object": dict, "array": list, "string": str}
     return all(_keyword_allows(keyword, rule, shape, value, types) for keyword, rule in shape.items())
 
@@ -168,3 +167,48 @@ def test_what_the_schema_refuses_is_refused(document: Any) -> None:
 def test_published_schema_is_current() -> None:
     script = module_at("scripts", "dump_config_schema.py")
     assert script.FILE.read_text(encoding="utf-8") == script.schema_text(), "run scripts/dump_config_schema.py"
+
+
+def test_single_ops_overflow_and_watcher(plan_of: Any) -> None:
+    plan = plan_of({"dump_path": "out", "dump_list": [], "dump_op_switch": "on"})
+    assert (plan.single_ops, plan.models, plan.mode, plan.warnings) == (True, (), "all", ())
+    plan = plan_of({"dump_path": "out", "dump_debug": "on"})
+    assert (plan.overflow, plan.models, plan.single_ops, plan.watch, plan.warnings) == (True, (), False, (), ())
+    entry = {"layer": ["A", "B"], "watcher_nodes": ["C", "D"]}
+    plan = plan_of({"dump_path": "out/", "dump_list": [entry], "dump_mode": "output", "dump_scene": "watcher"})
+    layers, nodes = layers_from_list(["A", "B"]), layers_from_list(["C", "D"])
+    assert plan.watch == (WatchEntry(layers, nodes, "$.dump.dump_list[0]"),)
+    assert (plan.mode, plan.models, plan.overflow, plan.warnings) == ("output", (), False, ())
+
+
+@pytest.mark.parametrize("way", ["assigned", "by value"])
+def test_every_option(tmp_path: Path, way: str) -> None:
+    dump = {"dump_list": [{"model_name": "net"}], "dump_path": "out", "dump_mode": "output", "dump_data": "tensor"}
+    (tmp_path / "dump_config.json").write_text(json.dumps({"dump": {**dump, "dump_op_switch": "off"}}))
+    config = CompilerConfig()
+    values = {
+        "enable_dump": True,
+        "dump_mode": "all",
+        "dump_path": str(tmp_path),
+        "quant_dumpable": True,
+        "dump_step": "0|1",
+        "dump_layer": "Add_1Mul_1 Add2",
+        "dump_data": "stats",
+        "dump_config_path": str(tmp_path / "dump_config.json"),
+    }
+    for name, value in values.items():
+        if way == "assigned":
+            setattr(config.dump_config, name, value)
+        else:
+            getattr(config.dump_config, name).value = value
+    plan = config.dump_config.plan(environ={})
+    assert plan.enabled and plan.quant_dumpable
+    assert (plan.mode, plan.data, plan.stats, plan.path) == ("all", "stats", STATS, str(tmp_path))
+    assert plan.steps is not None and plan.steps.ranges == ((0, 1),)
+    assert plan.models == (ModelEntry(layers=layers_from_list(["Add_1Mul_1", "Add2"]), where="dump_config.dump_layer"),)
+    assert plan.warnings == (
+        "dump_config.dump_mode = 'all' wins over $.dump.dump_mode = 'output'",
+        f"dump_config.dump_path = {str(tmp_path)!r} wins over $.dump.dump_path = 'out'",
+        "dump_config.dump_data = 'stats' wins over $.dump.dump_data = 'tensor'",
+        "dump_config.dump_layer wins over $.dump.dump_list",
+    )

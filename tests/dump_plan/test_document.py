@@ -1,16 +1,21 @@
 """What a file may say, and what it may not: every fault with its kind and its place."""
 
-from __future__ import annotations
-
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import ROOT
 from dump_plan.conftest import Plan
-from graphprobe.dump_plan import Blacklisted, ModelEntry, NameRange, Position, plan_from
+from graphprobe.compiler_config import CompilerConfig
+from graphprobe.dump_plan import Blacklisted, ModelEntry, NameRange, OpChooser, Position, plan_from
+from graphprobe.dump_plan.document import CONFLICTS, DUMP
+from graphprobe.dump_plan.options import OPTIONS
+from graphprobe.dump_plan.shapes import Items, TableShape
 from graphprobe.errors import EXIT_USAGE, DumpConfigError
+from graphprobe.select import Match, OpFacts, layers_from_text
 
 OUT = {"dump_path": "out"}
 
@@ -143,7 +148,7 @@ REFUSED: dict[str, tuple[object, str, str]] = {
     "a key twice, further in": (
         '{"dump": {"dump_path": "out", "dump_list": [{"layer": ["a"]}, {"layer": ["a"], "layer": ["b"]}]}}',
         "syntax", "DUMP.dump_list[1].layer"),
-    # conflict within the list; the others are in test_conflicts
+    # conflict within the list; the others are in test_options
     "a model twice": (
         {**OUT, "dump_list": [{"model_name": "a"}, {"layer": ["x"]}, {"model_name": "a"}]},
         "conflict", "DUMP.dump_list[2].model_name"),
@@ -245,3 +250,128 @@ def test_entries(plan_of: Plan) -> None:
         ),
     )
     assert plan.warnings == ("$.dump.dump_list[0]: 'add_*' is blacklisted without pos, so it is left out whole",)
+
+
+PAGE = (ROOT / "docs" / "dump_config.md").read_text(encoding="utf-8")
+FILES = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_there_are_files_on_the_page() -> None:
+    assert len(FILES) == 6
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_files(plan_of: Plan, text: str) -> None:
+    assert plan_of(text).warnings == ()
+
+
+def test_python() -> None:
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, object] = {"CompilerConfig": CompilerConfig}
+    exec(text, names)
+    plan = names["plan"]
+    assert str(getattr(plan, "steps")) == "0|3-5|10"  # noqa: B009
+    assert getattr(plan, "warnings") == ()  # noqa: B009
+
+
+def test_tables_are_complete() -> None:
+    for row in OPTIONS:
+        assert f"| `{row.name}` |" in PAGE and f"`{row.env}`" in PAGE
+        assert all(f"`{value}`" in PAGE for value in row.allowed)
+    entries = DUMP.keys["dump_list"].shape
+    assert isinstance(entries, Items) and isinstance(entries.item, TableShape)
+    for key in (*DUMP.keys, *entries.item.keys):
+        assert f"`{key}`" in PAGE
+    for conflict in CONFLICTS:
+        assert f"`{conflict.other.key}" in PAGE or conflict.other.key == "dump_list"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dump"),
+    [
+        ("type", {"dump_path": ".", "dump_list": [{"model_name": "a"}, {"layer": [3]}]}),
+        ("choice", {"dump_path": ".", "dump_mode": "inputs"}),
+        ("value", {"dump_path": ".", "dump_step": "0|5-3"}),
+        ("syntax", '{"dump": {"dump_path": "/tmp",}}'),
+        ("conflict", {"dump_path": ".", "dump_debug": "on", "dump_op_switch": "on"}),
+    ],
+)
+def test_messages_are_as_on_their_pages(plan_of: Plan, kind: str, dump: object) -> None:
+    with pytest.raises(DumpConfigError) as caught:
+        plan_of(dump)
+    page = (ROOT / "docs" / "messages" / f"dump-config-{kind}.md").read_text(encoding="utf-8")
+    assert caught.value.render().replace("c.json", "dump.json") in page
+
+
+def op(name: str, target: str = "") -> OpFacts:
+    return OpFacts((name,), (target or f"aten.{name.partition('_')[0]}.default",))
+
+
+GRAPH = [op("view"), op("mm"), op("add"), op("relu"), op("mm_1"), op("add_1")]
+
+
+def chosen(*entries: ModelEntry) -> list[str]:
+    found = OpChooser(entries).choose(GRAPH)
+    return [facts.names[0] for facts, choice in zip(GRAPH, found, strict=True) if choice is not None]
+
+
+def test_everything_nothing_layers_ranges_and_their_union() -> None:
+    assert chosen(ModelEntry()) == [facts.names[0] for facts in GRAPH]
+    assert chosen() == []
+    assert chosen(ModelEntry(layers=layers_from_text("add_1"))) == ["add_1"]
+    assert chosen(ModelEntry("m", ranges=(NameRange("mm", "relu"),))) == ["mm", "add", "relu"]
+    assert chosen(ModelEntry("m", layers_from_text("add_1"), ranges=(NameRange("MM", "mm"),))) == ["mm", "add_1"]
+    both = ModelEntry(layers=layers_from_text("view")), ModelEntry(layers=layers_from_text("mm"))
+    assert chosen(*both) == ["view", "mm"]
+
+
+def test_an_entry_tells_what_selected_an_op() -> None:
+    chooser = OpChooser([ModelEntry(layers=layers_from_text("mm")), ModelEntry(layers=layers_from_text("m*"))])
+    choices = chooser.choose(GRAPH)
+    assert choices[1] is not None and choices[1].matches == (Match("mm", "name"), Match("m*", "glob"))
+    assert choices[4] is not None and choices[4].matches == (Match("m*", "glob"),)
+    assert choices[0] is None
+
+
+def test_blacklists() -> None:
+    entry = ModelEntry(
+        blacklist=(
+            Blacklisted("type", "mm", (Position("input", 1), Position("output"))),
+            Blacklisted("name", "mm_1", (Position("input", 0),)),
+            Blacklisted("name", "view"),
+            Blacklisted("type", "ReLU"),
+        )
+    )
+    assert chosen(entry) == ["mm", "add", "mm_1", "add_1"]
+    choices = OpChooser([entry]).choose(GRAPH)
+    mm, add, mm_1 = choices[1], choices[2], choices[4]
+    assert mm is not None and add is not None and mm_1 is not None
+    inputs = ("input", 0), ("input", 1), ("input", None), ("output", 0)
+    assert [mm.keeps(side, index) for side, index in inputs] == [True, False, True, False]  # type: ignore[arg-type]
+    assert [mm_1.keeps(side, index) for side, index in inputs] == [False, False, True, False]  # type: ignore[arg-type]
+    assert all(add.keeps(side, index) for side, index in inputs)  # type: ignore[arg-type]
+
+
+def test_what_one_entry_leaves_out_another_may_want() -> None:
+    black = ModelEntry("m", blacklist=(Blacklisted("name", "mm", (Position("input"),)), Blacklisted("name", "add")))
+    choices = OpChooser([black, ModelEntry(layers=layers_from_text("mm add"))]).choose(GRAPH)
+    assert choices[1] is not None and choices[1].keeps("input", 0)
+    assert choices[2] is not None
+
+
+def test_complaints() -> None:
+    entry = ModelEntry(
+        "m",
+        layers_from_text("ad_1 mm"),
+        ranges=(NameRange("mm", "relu"), NameRange("relu", "mm"), NameRange("mm", "gelu")),
+        where="$.dump.dump_list[0]",
+    )
+    chooser = OpChooser([entry])
+    chooser.choose(GRAPH)
+    assert chooser.complaints() == [
+        "$.dump.dump_list[0]: 'ad_1' matched no op; similar: add_1",
+        "$.dump.dump_list[0]: the range from 'relu' to 'mm' runs backwards",
+        "$.dump.dump_list[0]: the range from 'mm' to 'gelu' has an end that no graph has",
+    ]
+    chooser.choose([op("ad_1"), op("relu"), op("mm"), op("gelu")])
+    assert chooser.complaints() == []

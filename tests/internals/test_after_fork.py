@@ -1,7 +1,5 @@
 """Locks of other threads at a fork, and what another process is told of the test programs for vector instructions."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Subscribers at patched names: told in order, detached when they raise, there as modules appear, gone exactly."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

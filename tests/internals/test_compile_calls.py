@@ -1,7 +1,5 @@
 """Standing in for `torch.compile`: every way to call it is seen, nothing else changes, and it can be taken back."""
 
-from __future__ import annotations
-
 import copy
 import os
 import threading

@@ -1,10 +1,7 @@
 """The taps for timing: put in place and taken out exactly, with spans that are closed whatever happens."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,17 +59,6 @@ def test_a_name_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert timing.missing == ["this torch has no torch._inductor.codecache:no_such_function"]
 
 
-def test_spans_nest_and_inherit_the_compile() -> None:
-    recorder = SpanRecorder()
-    outer = recorder.begin("outer", compile_id="0/0")
-    inner = recorder.begin("inner")
-    assert (inner.parent, inner.compile_id, recorder.inside) == (outer, "0/0", inner)
-    recorder.end_named("inner")
-    recorder.end(outer)
-    assert outer.begin_ns <= inner.begin_ns <= inner.end_ns <= outer.end_ns
-    assert recorder.inside is None and not (outer.unfinished or inner.unfinished)
-
-
 def test_what_nobody_closes_ends_with_what_is_around_it() -> None:
     recorder = SpanRecorder()
     outer, inner = recorder.begin("outer"), recorder.begin("inner")
@@ -83,17 +69,6 @@ def test_what_nobody_closes_ends_with_what_is_around_it() -> None:
     last = recorder.begin("last")
     recorder.close()
     assert last.unfinished and last.end_ns >= last.begin_ns
-
-
-def test_threads_have_stacks_of_their_own() -> None:
-    recorder = SpanRecorder()
-    outer = recorder.begin("outer")
-    worker = threading.Thread(target=lambda: recorder.end(recorder.begin("job")), name="worker")
-    worker.start()
-    worker.join()
-    job = recorder.spans[1]
-    assert (job.parent, job.thread, recorder.threads[1]) == (None, 1, "worker")
-    recorder.end(outer)
 
 
 def test_a_recorder_that_fails_stops_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """A copy of the graph after each of Inductor's passes that changed it, and passes left out on demand."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

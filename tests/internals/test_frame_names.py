@@ -1,7 +1,5 @@
 """What is compiled goes by its class, whatever decorators stand around its method, in all that says it."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Calling back after an import, without standing between the program and its modules."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

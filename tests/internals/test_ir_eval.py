@@ -3,8 +3,6 @@
 Nothing is compiled here: the IR is evaluated in PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`captured_ops.json` against an independent record of what ran, and the recording itself in a small module."""
 
-from __future__ import annotations
-
 import json
 import threading
 import traceback

@@ -1,7 +1,5 @@
 """Only the functions of some names are compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Inductor stopped after each of its stages gives right results, and copies of graphs are independent."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

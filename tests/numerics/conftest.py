@@ -1,7 +1,5 @@
 """A test of `implementation` or `instructions` is run once for each that this processor has."""
 
-from __future__ import annotations
-
 import pytest
 
 from numerics.stats_both import IMPLEMENTATIONS, INSTRUCTION_SETS

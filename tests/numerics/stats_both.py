@@ -1,7 +1,5 @@
 """Statistics from either implementation, and what it means that two of them agree."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """z of each element against a plain formula, statistics over chunks, classes."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

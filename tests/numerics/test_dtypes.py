@@ -1,7 +1,5 @@
 """The facts of each dtype agree with torch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The C++ core may be missing or stale: then numpy gives the same statistics, and it is said why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The formula of the noise, term by term, and the sampling of sigma."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

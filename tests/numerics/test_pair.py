@@ -1,7 +1,5 @@
 """Two tensors in one pass: the definitions by a second way, and both implementations equal in every bit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

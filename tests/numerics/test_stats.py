@@ -1,7 +1,5 @@
 """One-pass statistics: both implementations hold to the definitions, and to each other."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -200,14 +198,6 @@ def test_float32_extremes_do_not_overflow(implementation: str, size: float) -> N
     assert found.std == pytest.approx(float(np.std(wide)), rel=1e-6, abs=0)
 
 
-@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-200, 1e-140, 1e140, 1e200, 1e307])
-def test_float64_extremes_do_not_overflow(implementation: str, size: float) -> None:
-    units = np.arange(1.0, 9.0)
-    found = stats_by(implementation, units * size, "float64")
-    assert found.l2 == pytest.approx(math.sqrt(204.0) * size, rel=1e-12, abs=5e-324)
-    assert found.mean == pytest.approx(4.5 * size, rel=1e-12, abs=5e-324)
-
-
 def test_l2_beyond_float64_is_infinite_and_the_rest_is_not(implementation: str) -> None:
     found = stats_by(implementation, np.full(64, 1.7e308), "float64")
     assert found.l2 == math.inf
@@ -249,12 +239,6 @@ def test_strides_do_not_matter(
     strides = tuple(s // 4 for s in view.strides)
     found = stats_by(implementation, view, "int32", shape=view.shape, strides=strides)
     assert found == stats_by(implementation, np.ascontiguousarray(view), "int32")
-
-
-def test_a_large_transposed_matrix(implementation: str) -> None:
-    x = np.random.default_rng(0).normal(size=(700, 301)).astype(np.float32)
-    turned = stats_by(implementation, x, "float32", shape=(301, 700), strides=(1, 301), threads=2)
-    assert turned == stats_by(implementation, np.ascontiguousarray(x.T), "float32")
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64", "complex128"])

@@ -1,7 +1,5 @@
 """The digest: equal for equal bits in equal order, and for nothing else that a fault is likely to make."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

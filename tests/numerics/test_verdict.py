@@ -1,7 +1,5 @@
 """The four verdicts, and what must not change them; integers, booleans, and floats that nothing has rounded."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """A program that saves values, and what it left behind."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

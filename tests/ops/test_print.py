@@ -1,7 +1,5 @@
 """`graphprobe.ops.print`: one line a tensor, from eager and from compiled code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The line that the report must name carries the comment `# HERE`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

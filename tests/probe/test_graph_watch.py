@@ -1,7 +1,5 @@
 """A look by identity and the fingerprint see every kind of change, and none where there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each nested graph has a series of its own in every phase, and what the events count is what the files show."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -41,7 +39,6 @@ def series(run: Run) -> dict[tuple[int | None, str | None, str | None], list[Eve
 
 
 def nested_names(run: Run, model: int, direction: str, phase: str | None = None) -> set[str | None]:
-    """Graphs that passes ran on."""
     return {
         event.where.subgraph
         for event in run.events()

@@ -1,7 +1,5 @@
 """Third-party passes: the same tree, only changed graphs as files, every pass as an event, harmless anywhere else."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path

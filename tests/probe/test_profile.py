@@ -1,7 +1,5 @@
 """`graphprobe.profile()` around compiles: what is seen, what is told, and that nothing else changes."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,17 +1,18 @@
 """Each kind of recompilation, planted: kind, line, values and remedy; and silence once the remedy is followed."""
 
-from __future__ import annotations
-
 import inspect
+import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import graphprobe
-import models
+from conftest import ROOT
 from graphprobe.analysis.recompile_remedies import REMEDIES
 from graphprobe.errors import UsageError
 from graphprobe.internals.bus import Patch
@@ -24,7 +25,6 @@ NEVER_PLANTED = {"limit-reached", "unexplained", "other"}
 
 
 def line_of(case: Case) -> int:
-    """The line with the mark."""
     lines, begin = inspect.getsourcelines(case.where or case.fault.function)  # type: ignore[attr-defined]
     return begin + next(i for i, line in enumerate(lines) if line.endswith("# HERE\n"))
 
@@ -143,19 +143,6 @@ def test_threads() -> None:
     assert (group.kind, group.count) == ("size-changed", 3)
 
 
-@pytest.mark.slow
-def test_a_model_that_nobody_prepared() -> None:
-    pytest.importorskip("transformers")
-    model = models.gpt2(n_layer=2).eval()
-    fast = torch.compile(model, backend="eager")
-    with graphprobe.recompiles() as found, torch.no_grad():
-        for length in (7, 9, 12):
-            fast(torch.zeros(1, length, dtype=torch.long))
-    (group,) = found.result().groups
-    assert (group.kind, group.dim, group.values) == ("size-changed", 1, ["7", "9"]), found.report()
-    assert group.name in ("input_ids", "args[0]")  # as the version of transformers wraps its forward
-
-
 class Head(torch.nn.Module):
     def __init__(self, k: Any) -> None:
         super().__init__()
@@ -168,23 +155,6 @@ class Head(torch.nn.Module):
 
 def causes(found: Any) -> list[tuple[str, str, int, list[str]]]:
     return [(group.kind, group.name, group.count, group.values) for group in found.result().groups]
-
-
-def test_training_validation_and_a_second_instance() -> None:
-    """The third call has a new attribute; that it trains is not new, though the version used last does not."""
-    a, b = compiled(Head(2.0)), compiled(Head(3.0))
-    x = torch.ones(3, requires_grad=True)
-    with graphprobe.recompiles() as found:
-        a(x)
-        with torch.no_grad():
-            a(x)
-        b(x)
-        with torch.no_grad():
-            b(x)
-    assert causes(found) == [
-        ("instance-changed", "self.k", 2, ["2.0", "3.0"]),
-        ("grad-mode-changed", "", 1, []),
-    ]
 
 
 def test_autocast_evaluation_and_a_second_instance() -> None:
@@ -204,39 +174,6 @@ def test_autocast_evaluation_and_a_second_instance() -> None:
         ("instance-changed", "self.k", 2, instances),
         ("training-mode-changed", "self.dropout.training", 2, ["True", "False"]),
     ], found.report()
-
-
-def test_causes_of_one_size_stay_apart() -> None:
-    with graphprobe.recompiles() as found:
-        fast = compiled(lambda x: x.sin() if x.shape[0] > 5 else x.cos())
-        for n in (3, 4, 7, 1, 0, 9):
-            fast(ones(n))
-    assert causes(found) == [
-        ("size-zero-one", "x", 2, ["0", "1"]),
-        ("size-changed", "x", 1, ["3", "4"]),
-        ("size-condition", "x", 1, ["7"]),
-    ]
-    marked = [remedy for group in found.result().groups for remedy in group.remedies if "mark_dynamic" in remedy]
-    assert marked == ["torch._dynamo.mark_dynamic(x, 0) before the first call"]
-
-
-def test_a_first_batch_of_one_stays_apart_from_the_dtype() -> None:
-    with graphprobe.recompiles() as found:
-        fast = compiled(lambda x: x + 1)
-        for x in (ones(1), ones(5), ones(5).double(), ones(7).double()):
-            fast(x)
-    assert causes(found) == [
-        ("size-zero-one", "x", 1, ["1"]),
-        ("dtype-changed", "x", 1, ["float32", "float64"]),
-    ], found.report()
-
-
-def test_keys_are_readable() -> None:
-    with graphprobe.recompiles() as found:
-        fast = compiled(lambda d: sum(d.values()))
-        for keys in ("a", "ab", "c", "cb", ""):
-            fast({key: ones(2) for key in keys})
-    assert "the keys of d changed: 1 key; 'a', 'b'; 'c'; 'c', 'b'; 0 keys\n" in found.report()
 
 
 class Text(torch.nn.Module):
@@ -316,3 +253,28 @@ def test_a_torch_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     report = found.result()
     assert not report.complete and report.groups == []
     assert report.notes == ["recompilations may be missing: this torch lacks torch._dynamo.convert_frame:gone"]
+
+
+PAGE = (ROOT / "docs" / "recompiles.md").read_text(encoding="utf-8")
+PROGRAM, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+OUTPUTS = re.findall(r"```text\n(.*?)```", PAGE, re.S)
+
+
+def test_the_program(run_warm: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (shown,) = re.findall(r"```console\n\$ graphprobe recompiles train.py\n(.*?)```", PAGE, re.S)
+    done = run_warm("-m", "graphprobe", "recompiles", "train.py", cwd=tmp_path)
+    assert done.code == 1, done.err
+    assert done.out == shown
+
+
+def test_the_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block, output in zip(BLOCKS, OUTPUTS, strict=True):
+        exec(compile(block, "docs/recompiles.md", "exec"), names)
+        assert capsys.readouterr().out == output
+
+
+def test_every_kind_is_on_the_page() -> None:
+    table = PAGE.partition("## Kinds")[2].partition("## What")[0]
+    assert set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", table)) == set(REMEDIES)

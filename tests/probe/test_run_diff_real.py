@@ -1,7 +1,5 @@
 """Real runs against each other: nothing differs without a cause, and a flipped option is found with its first stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What `graphprobe run` refuses, and how it finds what it runs; the rest is in `tests/cli/test_run.py`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tree of a training step: graph break, recompile, late backwards."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

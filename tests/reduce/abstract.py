@@ -1,7 +1,5 @@
 """Abstract cases for the tests of the reducer: a case is a set of numbers, and what fails is said by a few rules."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

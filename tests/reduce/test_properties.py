@@ -1,7 +1,5 @@
 """What holds for every space and every oracle, drawn by chance."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

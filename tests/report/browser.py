@@ -72,18 +72,15 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def text(self, selector: str) -> str:
-        """What a person reads in the first element."""
         return self.page.locator(selector).first.inner_text()
 
     def see(self, section: str) -> None:
-        """Scroll a section into view, so that it is drawn, and wait until it is."""
         self.page.locator(f"#{section}").scroll_into_view_if_needed()
         self.page.wait_for_function(
             "id => [...document.querySelectorAll(`#${id} .view`)].every(view => view.dataset.done)", arg=section
         )
 
     def drawn(self) -> None:
-        """Wait until every view is drawn."""
         self.page.wait_for_function("[...document.querySelectorAll('.view')].every(view => view.dataset.done)")
 
     def has_no_faults(self) -> bool:
@@ -92,7 +89,6 @@ class Opened:
         return axe_faults(self.page) == []
 
     def faults(self) -> list[str]:
-        """Everything that should not have happened."""
         return [*(f"console: {text}" for text in self.errors), *(f"request: {url}" for url in self.requests)]
 
 

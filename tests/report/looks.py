@@ -1,7 +1,5 @@
 """The kinds of report, and how each is looked at; scripts/report_pictures.py draws them for docs/pictures/reports."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

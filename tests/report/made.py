@@ -1,7 +1,5 @@
 """Reports that are made up: pages of any sections, and the comparisons of `bench/report_cases.py`."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib
@@ -19,7 +17,6 @@ def report_cases() -> Any:
 
 
 def page_of(file: Path, *sections: Section, **more: Any) -> Path:
-    """A page of these sections."""
     return page(
         file, Report("made up", "made up", DocumentVerdict("info", "MADE UP", "Nothing."), list(sections), **more)
     )
@@ -32,6 +29,5 @@ def page(file: Path, report: Report) -> Path:
 
 
 def body_of(data: Any) -> dict[str, Any]:
-    """What is in a table, packed or not."""
     found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(data["packed"]))) if "packed" in data else data
     return found

@@ -1,7 +1,5 @@
 """Graphs in the simple forms of these tests: from their printed text, and written into a run with their records."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence
@@ -105,7 +103,6 @@ def _source(lines: list[str], at: int) -> NodeSource | None:
 
 
 def node(name: str, target: str, *args: Any, value: NodeValue | None = None, op: str = "call_function") -> GraphNode:
-    """A node of a graph; an argument that is a text is the name of another."""
     found = tuple(GraphArgument(node=one) if isinstance(one, str) else one for one in args)
     values = () if value is None else (value,)
     return GraphNode(name=name, op=op, target=NodeTarget(target), args=found, values=values)

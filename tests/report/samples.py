@@ -1,7 +1,5 @@
 """A dossier and runs for the tests of the report, with what graphprobe writes for a small model, made in no time."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -59,7 +57,6 @@ def call(args):
 
 
 def source(folder: Path) -> Path:
-    """The program, in the folder."""
     file = folder / "model.py"
     file.write_text(MODEL)
     # Older than what was recorded of it, as a program is.
@@ -228,7 +225,6 @@ class MadeRun:
         self.writer.event(where=Where(), kind="log", name="recompiles", file=file)
 
     def close(self, *, exception: str | None = None) -> Path:
-        """The folder of the run, which is over."""
         self.writer.close("failed" if exception else "finished", exception)
         return self.writer.run_dir
 

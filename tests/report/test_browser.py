@@ -1,7 +1,5 @@
 """Pages in Chromium, beyond the walks of `test_pages.py`: kinds and looks, tables, heat maps, dumps, hostile data."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

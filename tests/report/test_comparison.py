@@ -1,7 +1,5 @@
 """What is said of a comparison: on the terminal, as CSV, JSON and HTML; what is none is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

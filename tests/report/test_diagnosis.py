@@ -1,7 +1,5 @@
 """The story of a diagnosis: complete, readable at 80 columns, and in words."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path
@@ -215,13 +213,6 @@ def test_the_end_and_the_short_form_tell_the_values() -> None:
     assert told_last in stream.getvalue()
     lines = lines_from(diagnosis)
     assert lines[1].startswith("  Expected 0, got -1.07") and lines[-1].startswith("  details: 412 times")
-
-
-def test_json_of_older_releases_is_read() -> None:
-    plain = Diagnosis(verdict="fault", findings=[finding(reason="rms of z is 9, the limit 4")]).to_json()
-    del plain["findings"][0]["worst"]
-    assert " of z is" not in told(read_document(plain, Diagnosis)), "figures of the judge are for the page and the JSON"
-    assert read_document(plain["findings"][0], Finding).worst is None
 
 
 def test_the_worst_element_comes_back_from_json() -> None:

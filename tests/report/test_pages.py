@@ -1,16 +1,22 @@
 """The pages of a run, of a diagnosis and of a comparison in Chromium, each walked through as a person would."""
 
-from __future__ import annotations
-
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
+from report.made import page, report_cases
 
+from conftest import ROOT
+from graphprobe.numerics import PairStats
+from graphprobe.records import TensorStats
+from graphprobe.report import comparison
+from graphprobe.report.html import dump_table, heat, sections_comparison
 from graphprobe.report.html.sections_comparison import report_from as comparison_from
 from graphprobe.report.html.sections_diagnosis import report_from as diagnosis_from
 from graphprobe.report.html.sections_run import report_from as run_from
+from graphprobe.report.html.table import Column
 from report.browser import Grid, Opened, OpenReport, axe_faults
-from report.made import page, report_cases
 from report.samples import BREAK_LINE, LINE, MadeRun, fault
 
 pytestmark = [pytest.mark.always, pytest.mark.usefixtures("beside_the_program")]
@@ -154,3 +160,27 @@ def test_the_page_of_a_comparison(tmp_path: Path, open_report: OpenReport) -> No
     assert opened.has_no_faults()
     opened.page.emulate_media(color_scheme="dark")
     assert axe_faults(opened.page) == []
+
+
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def test_every_figure_is_defined() -> None:
+    of_tables = [value for room in (sections_comparison, dump_table) for value in vars(room).values()]
+    columns = [c for value in of_tables if isinstance(value, tuple) for c in value if isinstance(c, Column)]
+    shown = {c.name for c in columns if c.kind == "number" and not c.hidden} - {"#", "step", "rank"}
+    assert {"gave", "got", "range"} <= shown
+    shown |= {value.name for value in vars(heat).values() if isinstance(value, heat.Metric)}
+    texts = {f"{side} {text}" for side in ("NPU", "Bench") for text in ("Name", "Tensor Dtype", "Tensor Shape")}
+    shown |= set(comparison.SOURCE_COLUMNS) - texts - {"Err_message"} | {"Noise Level", "Max Z", "Max ULP"}
+    for record in (TensorStats, PairStats):
+        shown |= {field.name for field in msgspec.structs.fields(record) if not field.name.endswith("_index")}
+    names = set(re.findall(r"`([^`\n]+)`", "\n".join(re.findall(r"^\| .+$", PAGE, re.M))))
+    assert sorted(shown - names) == []
+
+
+def test_every_source_of_a_figure_exists() -> None:
+    tables = PAGE.partition("## Which figure is which")[2]
+    named = re.findall(r"`([a-z_/]+(?:\.py)?)`", " ".join(re.findall(r"\| ([^|]+) \|$", tables, re.M)))
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / "src" / "graphprobe" / name).exists()] == []

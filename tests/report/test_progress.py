@@ -1,7 +1,5 @@
 """What is shown while a diagnosis runs: on a terminal, through a pipe, in a notebook. The clock is the test's."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """The report of a diagnosis: which files it is made of, what it says of each finding and rung, what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The report of a run: its verdict, diffs that are cut, compile time as a tree, and dumps that lie in the run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

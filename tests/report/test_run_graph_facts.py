@@ -1,7 +1,5 @@
 """The records of graphs say what the texts beside them say, each node once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The report of a dump: an overflow, overwritten memory, an exception, and where NaN begins in an eager program."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is embedded of a table and of a heat map: packed columns, layers that share a row, steps that share a column."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,16 +1,15 @@
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from graphprobe.analysis.timing_records import Profile, Span
 from graphprobe.records import Where
 from graphprobe.report import profile_text
 from graphprobe.report.terminal import json_from_run, print_closing, print_diff, print_lines, print_run
-from graphprobe.report.visible import echo
+from graphprobe.report.visible import echo, visible
 from graphprobe.store import Run, RunWriter, layout
 from report.samples import diff_texts
 from store.dump_helpers import new_run
@@ -188,3 +187,16 @@ def test_the_last_lines_name_a_slow_pass_of_the_program(own: dict[str, str]) -> 
     file = io.StringIO()
     profile_text.print_end(profile, "p.json", file=file)
     assert ("slow = canonicalise, /p/slow.py:7, 0.400 s" in file.getvalue()) == bool(own)
+
+
+EVIL = "\x1b]0;T\x07\x1b[2J\x9b31m\x7f\r\x08\u202e\u2066"
+SHOWN = r"\x1b]0;T\x07\x1b[2J\u009b31m\u007f\x0d\x08\u202e\u2066"
+
+
+def test_each_character_is_spelled_so_that_json_stays_json() -> None:
+    assert visible(EVIL) == SHOWN
+    assert visible("tab\there\nline\r\nend é 漢 — ok") == "tab\there\nline\r\nend é 漢 — ok"
+    assert visible("\ud800") == r"\ud800"
+    document = {"text": EVIL}
+    assert json.loads(visible(msgspec.json.encode(document).decode())) == document
+    assert json.loads(visible(json.dumps(document, ensure_ascii=False))) == document

@@ -1,7 +1,5 @@
 """What the tests of runs and dumps share: manifests, an op, a place, values from numpy arrays, records and writers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A dump in memory, to be written in foreign layouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The files of an API dump: whole, bounded, each value once, and readable whatever happened."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -25,7 +23,7 @@ from graphprobe.store.api_reader import is_api_dump, open_api_dump
 from graphprobe.store.api_records import Handed, RawCall, RawSlot, RawValue, Shard
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
 from graphprobe.store.calls import Scalar
-from store.dump_helpers import in_a_fork, killed, run_manifest
+from store.dump_helpers import killed, run_manifest
 
 
 def new_writer(path: Path, rank: int = 0, **options: Any) -> ApiWriter:
@@ -170,25 +168,6 @@ def test_a_full_disk_leaves_gaps_and_goes_on(tmp_path: Path, monkeypatch: pytest
     np.testing.assert_array_equal(dump.values(found[2], found[2].slots[0]), np.zeros(5, np.float32))
     np.testing.assert_array_equal(dump.values(found[4], found[4].slots[0]), np.ones(5, np.float32))
     assert any("No space left" in text for text in dump.problems())
-
-
-def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
-    writer = new_writer(tmp_path / "d")
-    submit(writer, 0, np.zeros(3, np.float32))
-    writer.flush()
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-    def child() -> bool:
-        writer.hand_in(call(9, []))
-        writer.note("from the child")
-        writer.missing("from the child")
-        writer.flush()
-        writer.close()
-        return True
-
-    assert in_a_fork(child)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    writer.close()
 
 
 PROGRAM = """

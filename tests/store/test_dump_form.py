@@ -1,7 +1,5 @@
 """What is encoded once is, byte for byte, what the record would be encoded as."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

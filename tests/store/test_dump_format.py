@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.probe.dump.tensors import dump_value
 from graphprobe.records import TensorMeta
 from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_format import RECORD_KEY, numbers_text, read_op_file
+from graphprobe.store.dump_format import numbers_text, read_op_file
+from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_reader import DumpedOp, open_dump
 from graphprobe.store.dump_records import Argument, DumpValue, view_from_buffer
 from store.dump_helpers import OP, PLACE, new_writer, value
@@ -113,14 +113,6 @@ def test_packed_and_unknown_dtypes(tmp_path: Path) -> None:
     assert (array.tolist(), note) == ([97, 98, 99], "quint4x2 as raw bytes")
 
 
-def test_a_raw_dtype_can_be_viewed_with_safetensors_alone(tmp_path: Path) -> None:
-    tensor = torch.tensor([[1 + 2j], [3 - 4j]], dtype=torch.complex64)
-    op = dumped(tmp_path, values_from_tensors([tensor]))
-    with safe_open(op.path, framework="pt") as file:
-        assert torch.equal(file.get_tensor("input.0").view(torch.complex64).squeeze(-1), tensor)
-        assert RECORD_KEY in file.metadata()
-
-
 def test_the_record_tells_everything(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     values = [
@@ -147,12 +139,6 @@ def test_the_record_tells_everything(tmp_path: Path) -> None:
     with pytest.raises(ArtifactNotFoundError, match=r"no values of output\.0"):
         loaded["output.0"].array()
     assert read_op_file(op.path).record == record
-
-
-def test_an_op_without_tensors(tmp_path: Path) -> None:
-    op = dumped(tmp_path, [], arguments=[Argument("input.0", "int", "3")])
-    assert op.values() == {}
-    assert op.record.arguments[0].text == "3"
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
@@ -220,3 +206,26 @@ def test_the_text_of_numbers_around_powers_of_ten_and_two() -> None:
     near = [math.nextafter(value, to) for value in powers for to in (0.0, math.inf)]
     numbers = tuple(sign * value for value in [0.0, 123456.789, 0.00012345, *powers, *near] for sign in (1, -1))
     assert numbers_text(numbers) == ",".join(map(repr, numbers))
+
+
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "why"), [("sparse", "layout torch.sparse_coo"), ("meta", "fake or on the meta device")]
+)
+def test_what_has_no_memory_says_so(layout: str, why: str, stats: bool) -> None:
+    x = torch.eye(3).to_sparse() if layout == "sparse" else torch.empty(3, 3, device="meta")
+    value = dump_value("input.0", "input", x, stats=stats, pool=CopyPool(0))
+    assert callable(value.data) and value.meta.shape == (3, 3)
+    with pytest.raises(Exception, match=why):
+        value.data()
+
+
+def test_a_value_is_a_copy_and_gives_its_memory_back() -> None:
+    pool = CopyPool(1 << 30)
+    x = torch.zeros(1 << 16)
+    value = dump_value("input.0", "input", x, stats=False, pool=pool)
+    x.fill_(1)
+    assert not np.asarray(value.data()).any()
+    assert pool.idle_bytes == 0
+    del value
+    assert pool.idle_bytes == x.nbytes

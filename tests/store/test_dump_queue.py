@@ -1,7 +1,5 @@
 """The queue of a writer and its thread; what is written is of the tests of each writer."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """Names of folders, files, slots and arguments of a dump."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 

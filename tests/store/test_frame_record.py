@@ -1,7 +1,5 @@
 """Finding and reading records, and what is said of those that cannot be read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,25 +1,29 @@
-from __future__ import annotations
-
 import errno
 import json
 import os
+import re
 import shutil
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from graphprobe.errors import UsageError
-from graphprobe.records import Event, Manifest, SettingValue, Where
+from graphprobe.records import Direction, Event, Manifest, SettingValue, Where
 from graphprobe.store import layout, writer
 from graphprobe.store import manifest as live_manifest
 from graphprobe.store.files import digest_from_bytes
 from graphprobe.store.manifest import MAX_CAUSES, RESERVE_BYTES, AppendFile
 from graphprobe.store.reader import Run
 from graphprobe.store.writer import RunWriter
-from store.dump_helpers import new_run, run_manifest, written
+from store.dump_helpers import in_a_fork, new_run, run_manifest, written
 
 WHERE = Where(model=0, direction="forward")
 
@@ -242,31 +246,6 @@ def test_a_partial_write_spoils_no_other_line(
     assert "No space left on device" in run.manifest.missing[0]
 
 
-def test_a_file_size_limit(tmp_path: Path, run_python: object) -> None:
-    code = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from store.dump_helpers import Path, new_run
-from graphprobe.records import Where
-run = new_run(Path({str(tmp_path)!r}))
-resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-assert run.write_bytes("large", b"x" * 20000) is None
-assert run.write_bytes("small", b"x" * 2000) is not None
-for _ in range(200):
-    run.event(where=Where(), kind="note", name="x" * 100)
-run.close("finished")
-"""
-    done = run_python("-c", code)  # type: ignore[operator]
-    assert done.code == 0, done.err
-    opened = Run.open(tmp_path)
-    assert [event.seq for event in opened.events()] == list(range(len(opened.events())))
-    assert 20 < len(opened.events()) < 100
-    assert opened.problems == []
-    assert opened.state == "finished"
-    assert any(entry.startswith("1 file (19.5 KiB) not written: File too large") for entry in opened.manifest.missing)
-    assert hidden_files(opened.tool_dir) == set()
-
-
 def test_a_run_deleted_under_the_writer(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     shutil.rmtree(run.run_dir)
@@ -333,32 +312,21 @@ def test_a_forked_child_is_silent_and_cannot_hang(tmp_path: Path) -> None:
     holder = threading.Thread(target=hold)
     holder.start()
     held.wait(60)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert run.forked
-            assert run.write_text("child.txt", "x") is None
-            assert run.event(where=WHERE, kind="note", name="child") is None
-            assert run.append_text("debug.log", "x") is False
-            run.update(models=7)
-            run.note("child")
-            run.missing("child")
-            assert run.manifest.models == 0
-            run.close("failed")
-            code = 0
-        finally:
-            os._exit(code)
-    deadline, status = time.monotonic() + 30, None
-    while status is None and time.monotonic() < deadline:
-        pid, found = os.waitpid(child, os.WNOHANG)
-        status = found if pid else time.sleep(0.01)
+
+    def child() -> bool:
+        signal.alarm(30)  # where it hangs, it ends
+        silent = run.forked and run.write_text("child.txt", "x") is None and run.append_text("debug.log", "x") is False
+        silent = silent and run.event(where=WHERE, kind="note", name="child") is None
+        run.update(models=7)
+        run.note("child")
+        run.missing("child")
+        silent = silent and run.manifest.models == 0
+        run.close("failed")
+        return silent
+
+    assert in_a_fork(child)
     release.set()
     holder.join()
-    if status is None:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert status == 0
     assert not run.forked
     assert written(tmp_path) == before
     assert run.event(where=WHERE, kind="note", name="parent") is not None
@@ -383,3 +351,55 @@ def test_the_header_is_written_once(tmp_path: Path) -> None:
     again.append(b"4\n")
     again.close()
     assert path.read_bytes() == b"H\n1\n2\n4\n"
+
+
+DIRECTIONS = st.sampled_from(get_args(Direction))
+
+
+def test_names_are_those_of_the_documented_tree() -> None:
+    assert layout.graph_file(0, "forward", number=0) == "model__0/forward/000_aot_forward_graph.txt"
+    assert (
+        layout.pass_file(1, "backward", "remove noop/ops", number=12)
+        == "model__1/backward/012_aot_backward_graph_after_remove_noop_ops.txt"
+    )
+    assert layout.graph_file(0, "joint", number=3) == "model__0/joint/003_aot_joint_graph.txt"
+    assert layout.graph_file(0, "pre_grad", number=0) == "model__0/pre_grad/000_pre_grad_graph.txt"
+    assert (
+        layout.ir_file(2, "forward", "optimized", number=7, extension="pbtxt")
+        == "model__2/forward/007_aot_forward_optimized_graph.pbtxt"
+    )
+    assert layout.failure_file(0, "forward", "f", number=1234) == "model__0/forward/1234_aot_forward_FAILED_f.txt"
+    assert layout.ops_file(0, "forward") == "model__0/forward/captured_ops.json"
+    assert layout.code_file(0, "backward") == "model__0/backward/output_code.py"
+    assert layout.compile_file(0) == "model__0/compile.json"
+    assert layout.dynamo_file(0) == "model__0/dynamo_out_graph.txt"
+    assert layout.graph_name("forward") == "aot_forward_graph"
+    assert layout.ir_name("forward", "original") == "aot_forward_original_graph"
+    started, name = datetime(2026, 1, 2, 3, 4, 5, 6), "run_2026_01_02_03_04_05_000006-pid_42"
+    assert layout.run_folder(started=started, pid=42, rank=None) == name, "torch's time format"
+    assert layout.run_folder(started=started, pid=42, rank=0) == f"{name}-rank_0"
+
+
+@given(st.text(max_size=400))
+def test_any_pass_name_makes_a_safe_bounded_file_name(name: str) -> None:
+    safe = layout.file_name_from_pass(name)
+    assert re.fullmatch(rf"[A-Za-z0-9._-]{{1,{layout.MAX_NAME_LENGTH}}}", safe)
+    assert not safe.startswith((".", "-"))
+    assert layout.file_name_from_pass(safe) == safe
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_]{0,60}[A-Za-z0-9]", fullmatch=True))
+def test_ordinary_pass_names_are_kept(name: str) -> None:
+    assert layout.file_name_from_pass(name) == name
+
+
+@given(DIRECTIONS, st.lists(st.text(max_size=20), min_size=2, max_size=6))
+def test_numbers_keep_files_apart(direction: Direction, names: list[str]) -> None:
+    paths = [layout.pass_file(0, direction, name, number=number) for number, name in enumerate(names)]
+    assert len({path.casefold() for path in paths}) == len(names)
+    assert all(len(path.rsplit("/", 1)[-1]) < 200 and path.count("/") == 2 for path in paths)
+
+
+@given(DIRECTIONS, st.integers(0, 998))
+def test_files_sort_in_their_order(direction: Direction, number: int) -> None:
+    assert layout.pass_file(0, direction, "zzz", number=number) < layout.graph_file(0, direction, number=number + 1)

@@ -1,7 +1,5 @@
 """A dump of a piece of program, read back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

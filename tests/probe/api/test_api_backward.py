@@ -1,7 +1,5 @@
 """Gradients of each call: its own share, by the edges of the autograd graph."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

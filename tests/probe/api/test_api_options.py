@@ -1,7 +1,5 @@
 """Modes, steps, filters, optimizers, compiled code, and arguments that cannot be."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import warnings

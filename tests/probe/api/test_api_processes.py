@@ -1,12 +1,8 @@
 """Collectives, threads, forked children, and what is left when everything ends at once."""
 
-from __future__ import annotations
-
 import os
-import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -167,40 +163,3 @@ def test_a_forked_child_leaves_the_dump_alone(dumped: Callable[..., Any]) -> Non
 
     labels = dumped(program).labels
     assert "Tensor.sub.0.forward" in labels and "Tensor.mul.0.forward" not in labels
-
-
-KILLED = """
-import sys, torch, graphprobe
-model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
-optimizer = torch.optim.AdamW(model.parameters())
-dump = graphprobe.dump(sys.argv[1], data="tensor", level="mix")
-dump.start()
-for number in range(10**6):
-    model(torch.randn(4, 16)).sum().backward()
-    optimizer.step()
-    if number % 10 == 9:
-        dump.flush()
-        print(number, flush=True)
-"""
-
-
-def test_kill_9_loses_only_the_queue(tmp_path: Path, warm: Warm) -> None:
-    command = [warm.executable, "-c", KILLED, str(tmp_path / "d")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENV)
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(0.3)
-    process.send_signal(signal.SIGKILL)
-    rest = process.stdout.read()
-    process.wait()
-    flushed = int(rest.rpartition("\n")[0].rpartition("\n")[2] or 9)
-    dump = open_api_dump(tmp_path / "d")
-    steps = dump.steps(0)
-    assert steps[: flushed + 1] == tuple(range(flushed + 1))
-    for step in steps:
-        calls = list(dump.calls(0, step))
-        if step <= flushed:
-            assert calls[-1].kind == "optimizer"
-        for call in calls[:5]:
-            for slot in call.slots:
-                assert not slot.value or dump.values(call, slot).shape == slot.meta.shape  # type: ignore[union-attr]

@@ -1,7 +1,5 @@
 """The overflow check of eager programs: origins are found, what is meant and what is carried on is silent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A program that dumps, and what it left behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterator

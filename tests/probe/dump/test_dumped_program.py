@@ -1,7 +1,5 @@
 """A program that gives its functions to `torch.compile` as ever, and is dumped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,6 @@
 """The exception scene: inputs and traceback of the op that failed are kept, and the program sees what it would see."""
 
-from __future__ import annotations
-
+import logging
 import traceback
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from graphprobe.probe.dump import recorder
 from probe.dump.conftest import Dumping
 from probe.dump.scenes import documents, findings
 
@@ -125,3 +125,40 @@ def test_an_exception_on_a_device(dumping: Dumping, operator: Any) -> None:
         watched(dumping, lambda x: op(x * 2), "inductor")(torch.ones(4, device="cuda"))
     (record,) = dumping.end().ops()
     np.testing.assert_array_equal(record.values()["input.0"].array(), np.full(4, 2))
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x).relu() + 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("where", ["dump_value", "argument_from_value", "stream_of"])
+def test_a_recorder_that_raises_is_detached(
+    backend: str, where: str, dumping: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.randn(4, 4)
+    expected = f(x)
+    calls = []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(recorder, where, fail)
+    compiled = dumping.compile(f, backend)
+    with caplog.at_level(logging.ERROR, logger="graphprobe"):
+        results = [compiled(x) for _ in range(3)]
+    assert all(torch.allclose(result, expected) for result in results)
+    assert len(calls) <= 1, "it is asked once, and then left alone"
+    found = dumping.end()
+    reported = [line for line in found.manifest.missing if "RuntimeError: planted" in line]
+    assert bool(reported) == bool(calls)
+    assert ("detached" in caplog.text) == bool(calls)
+
+
+def test_what_an_op_raises_reaches_the_program(dumping: Any) -> None:
+    compiled = dumping.compile(lambda x, i: x[i] + 1, "aot_eager")
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(torch.ones(2), torch.tensor([5]))
+    found = dumping.end()
+    assert found.inputs() and "add" not in found.names()

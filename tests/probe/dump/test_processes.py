@@ -1,7 +1,5 @@
 """A folder for each rank, and for a forked child; a killed process leaves what opens; scripts of TorchAir's users."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from graphprobe.probe.dump.sessions import open_sessions
-from graphprobe.store import open_dump
+from graphprobe.store import DumpFolder, open_dump
 
 SCRIPT = """\
 import torch
@@ -119,3 +117,34 @@ def test_nothing_before_a_kill_is_lost_when_written_through(
         assert len({row.task_id for row in folder.stats()}) == len(steps)
     else:
         assert all(op.values() for op in folder.ops())
+
+
+def read(folder: DumpFolder) -> dict[str, list[int]]:
+    """The steps of each op; every value and every row is read."""
+    found: dict[str, list[int]] = {}
+    for op in folder.ops():
+        for value in op.values().values() if op.has_values else ():
+            value.array()
+        assert op.record.place.step is not None
+        found.setdefault(op.record.op.op_name, []).append(op.record.place.step)
+    list(folder.stats())
+    assert folder.problems == []
+    return found
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_the_byte_budget_ends_the_dump_and_not_the_program(data: str, dumping: Any) -> None:
+    limit = 160_000
+    compiled = dumping.compile(lambda x: (x.sin() + 1).cos(), "aot_eager", dump_data=data, max_bytes=limit)
+    x = torch.randn(1000)
+    for _ in range(60):
+        assert torch.equal(compiled(x), (x.sin() + 1).cos())
+    found = dumping.end()
+    files = [path for path in found.folder.time_dir.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= limit
+    assert found.manifest.stopped is not None and "max_bytes" in found.manifest.stopped
+    numbers = [op.record.seq for op in found.ops()]
+    read(found.folder)
+    assert numbers == list(range(len(numbers))) and numbers, "a prefix"
+    (missing,) = found.manifest.missing  # of what was handed in by then: later calls are not looked at
+    assert f"not written: {found.manifest.stopped}; first: " in missing and f"(op {len(numbers)})" in missing

@@ -1,7 +1,5 @@
 """`dump_op_switch`: ops outside compiled graphs are dumped, those inside not twice, and the program runs as before."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

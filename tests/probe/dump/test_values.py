@@ -1,7 +1,5 @@
 """What is written is what the op read and wrote: every dtype and layout, lists, keywords, before and after in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Watch mode: who overwrote what of whose output is told; what is written on purpose is not."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Programs, and a compile of them that writes every stage's script with the real inputs and outputs beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

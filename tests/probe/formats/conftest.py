@@ -1,7 +1,5 @@
 """Each program compiled once, for all tests of a file; and scripts, run without our package."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 
@@ -34,8 +32,6 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stages]:
 
 @pytest.fixture(scope="session")
 def lowered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stages]:
-    """The same of the stages of Inductor."""
-
     @functools.cache
     def of(name: str, dynamic: bool = False) -> Stages:
         stages = Stages(tmp_path_factory.mktemp(name))

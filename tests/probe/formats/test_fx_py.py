@@ -1,7 +1,6 @@
 """FX graphs as scripts and as ONNX: the rebuilt graph is the same graph, and what cannot be rebuilt is said."""
 
-from __future__ import annotations
-
+import copy
 import importlib.util
 import operator
 import sys
@@ -9,15 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.engine.values import same_bits
-from graphprobe.probe.formats import Script
+from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, NodeOrigin, Script
 from graphprobe.probe.formats.fx_py import fx_py_source
-from graphprobe.probe.formats.onnx_text import fx_pbtxt
+from graphprobe.probe.formats.fx_text import fingerprint, graph_text
+from graphprobe.probe.formats.onnx_text import fx_pbtxt, ir_pbtxt
+from graphprobe.probe.views import ir_text
 
 from .compiled import PROGRAMS, Stages, parse_onnx
 
@@ -175,3 +178,90 @@ def test_an_operator_of_another_library_needs_its_import(tmp_path: Path, run_scr
     done = run_script(tmp_path / "other.py")
     assert done.code == 125
     assert "--import" in done.out
+
+
+def traced() -> fx.GraphModule:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x[:, 1:3].sin() + y * 2.5).clamp(float("nan")).sum(dim=[0], dtype=torch.float64)
+
+    return make_fx(f, tracing_mode="fake")(torch.ones(3, 4), torch.ones(3, 2))
+
+
+def node(gm: fx.GraphModule, part: str) -> fx.Node:
+    return next(n for n in gm.graph.nodes if part in str(n.target))
+
+
+def test_text_holds_counts_shapes_and_source() -> None:
+    text = graph_text(traced())
+    assert text.startswith("# 9 nodes") or " nodes\n" in text.splitlines()[0] + "\n"
+    assert "# inputs (2): x_1, y_1" in text
+    assert "f32[3, 4][4, 1]cpu" in text
+    assert "torch.ops.aten.sin.default" in text
+
+
+def test_text_of_a_graph_in_the_middle_of_a_pass() -> None:
+    gm = traced()
+    sin = node(gm, "sin")
+    sin.meta["val"] = object()
+    gm.graph.output_node().append(sin)  # unsorted: used before it is made
+    assert "aten.sin" in graph_text(gm)
+    del gm.graph._codegen
+    assert "sin" in graph_text(gm)
+
+
+def test_the_fingerprint_sees_a_nested_graph_and_no_copy() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,))
+
+    gm = make_fx(f, tracing_mode="symbolic")(torch.ones(3))
+    before = fingerprint(gm)
+    assert fingerprint(copy.deepcopy(gm)) == before
+    inner = next(m for name, m in gm.named_children() if isinstance(m, fx.GraphModule))
+    next(n for n in inner.graph.nodes if n.op == "call_function").target = torch.ops.aten.exp.default
+    assert fingerprint(gm) != before
+
+
+@pytest.mark.slow
+def test_ir_of_an_attention_block(lowered: Callable[..., Stages]) -> None:
+    (_, original), (_, optimized), *_ = lowered("attention_dropout").irs
+    assert len(optimized.nodes) < len(original.nodes)
+    assert {n.kind for n in original.nodes} >= {"compute", "extern"}
+    fused = [n for n in optimized.nodes if n.kind == "fused"]
+    names = {n.name for n in original.nodes}
+    assert fused and all(len(n.members) > 1 and set(n.members) <= names for n in fused)
+    assert any(n.ranges is not None and n.ranges[1] for n in original.nodes)
+    sources = {o.source for n in original.nodes for o in n.origins if o.name.startswith("tanh")}
+    assert len(sources) == 1 and "in f: return (x + weights @ v).tanh() * 2" in str(sources)
+    assert {b.name for b in original.inputs} >= {"primals_1"}
+    assert len(original.outputs) > 1
+    assert msgspec.json.decode(msgspec.json.encode(original), type=IRGraph) == original
+    for ir in (original, optimized):
+        text = ir_text(ir, title="t")
+        assert all(f"\n{n.name}: " in text for n in ir.nodes)
+        model = parse_onnx(ir_pbtxt(ir, "forward"))
+        real = [n for n in model.graph.node if n.domain != "graphprobe"]
+        assert [n.name for n in real] == [n.name for n in ir.nodes]
+        assert {n.domain for n in real} == ({"aten", "inductor"} if ir is optimized else {"aten"})
+        shapes = {v.name: v for v in [*model.graph.value_info, *model.graph.output]}
+        assert all(out.name in shapes for n in ir.nodes for out in n.outputs if out.dtype)
+
+
+def test_rewritten_buffers_get_versioned_names() -> None:
+    row = IRBuffer("buf0", "float32", ("s0", "4"), ("4", "1"), "cpu")
+    again = IRBuffer("buf0", "float32", ("s0", "4"), ("4", "1"), "cpu", mutates=("arg0",))
+    ir = IRGraph(
+        nodes=(
+            IRNode("op0", "compute", "S", ("arg0",), (row,), (NodeOrigin("sin", "aten.sin.default", "m.py:3"),)),
+            IRNode("op1", "extern", "E", ("buf0", "lost"), (again,)),
+            IRNode("op2", "nop", "N", ("arg0",)),
+        ),
+        inputs=(IRBuffer("arg0", "float4_e2m1fn_x2", ("4",), ("1",), "cpu"),),
+        outputs=("buf0", "buf0", "arg0", "none1"),
+    )
+    model = parse_onnx(ir_pbtxt(ir, "x"))
+    assert [list(n.output) for n in model.graph.node[:3]] == [["buf0"], ["buf0.v2"], ["op2.done"]]
+    assert list(model.graph.node[2].input) == ["buf0.v2"]
+    assert model.graph.output[0].name == "buf0.v2"
+    assert len({o.name for o in model.graph.output}) == 4
+    assert model.graph.input[0].doc_string == "dtype float4_e2m1fn_x2"
+    assert model.graph.output[0].type.tensor_type.shape.dim[0].dim_param == "s0"

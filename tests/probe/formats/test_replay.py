@@ -1,7 +1,5 @@
 """Generated scripts, each in a fresh process, reproduce what ran bit for bit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

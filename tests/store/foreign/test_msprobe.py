@@ -1,7 +1,5 @@
 """msprobe's layout: real dumps of `mindstudio-probe` 26.2 (tests/data/msprobe), and what else a folder may hold."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensor files: read as torch writes them, and nothing else is touched."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from pathlib import Path
@@ -109,25 +107,27 @@ def test_no_damaged_byte_raises_anything_else(path: Path) -> None:
     assert refused > len(whole) // 20
 
 
-def test_compressed_values_are_refused(path: Path) -> None:
-    torch.save(torch.zeros(1 << 25), path)
-    rewritten(path, zipfile.ZIP_DEFLATED)
-    assert path.stat().st_size < 1 << 20
-    with pytest.raises(ArtifactNotFoundError, match="compressed"):
-        read_tensor(path)
+MANY = b"\x80\x02" + b"N0" * (1 << 20) + b"N."
+REFUSED: list[tuple[torch.Tensor, int, dict[str, bytes], str]] = [
+    (torch.zeros(1 << 25), zipfile.ZIP_DEFLATED, {}, "compressed"),
+    (
+        torch.ones(3),
+        zipfile.ZIP_STORED,
+        {"data_pkl": MANY},
+        "more than a single tensor",
+    ),
+    (torch.ones(4, 4), zipfile.ZIP_STORED, {"0": bytes(32)}, "beyond its values"),
+]
 
 
-def test_a_description_of_many_objects_is_refused(path: Path) -> None:
-    torch.save(torch.ones(3), path)
-    rewritten(path, data_pkl=b"\x80\x02" + b"N0" * (1 << 20) + b"N.")
-    with pytest.raises(ArtifactNotFoundError, match="more than a single tensor"):
-        read_tensor(path)
-
-
-def test_a_shape_beyond_the_values_is_refused(path: Path) -> None:
-    torch.save(torch.ones(4, 4), path)
-    rewritten(path, **{"0": bytes(32)})
-    with pytest.raises(ArtifactNotFoundError, match="beyond its values"):
+@pytest.mark.parametrize(("tensor", "how", "changed", "said"), REFUSED, ids=[said for *_, said in REFUSED])
+def test_archives_that_are_refused(
+    path: Path, tensor: torch.Tensor, how: int, changed: dict[str, bytes], said: str
+) -> None:
+    torch.save(tensor, path)
+    rewritten(path, how, **changed)
+    assert said != "compressed" or path.stat().st_size < 1 << 20
+    with pytest.raises(ArtifactNotFoundError, match=said):
         read_tensor(path)
 
 
