@@ -97,7 +97,6 @@ def inductor_case(op, bug, direction):
             "kind": [kind, "crash_compile"] if bug == "runtime_error" else kind,
             "stage": "codegen",
             "culprit_ops": [f"aten.{op}.default"],
-            "direction": direction,
             "source": line(*place),
         },
     )
@@ -116,7 +115,6 @@ def backend_case(backend, bug, mode):
             "culprit_ops": ["torch.nn.functional.layer_norm", "aten.native_layer_norm.default"]
             if leaf
             else ["torch.relu", "aten.relu.default"],
-            "direction": "forward",
             "source": line(hosts.Block.forward, "self.norm1(") if leaf else line(*ACTIVATION),
         },
     )

@@ -14,7 +14,6 @@ def rows(row):
 
 
 def make():
-    torch.manual_seed(0)
     return (lambda x: torch.vmap(rows)(x) * torch.exp(x)), (torch.randn(3, 6).requires_grad_(),), {}
 
 
@@ -22,5 +21,4 @@ EXPECT = {
     "kind": "wrong_gradient",
     "stage": "aot",
     "culprit_ops": ["aten.neg.default", "aten.clone.default", "aten.cos.default"],
-    "direction": "backward",
 }

@@ -20,7 +20,6 @@ class Rows(torch.nn.Module):
 
 
 def make():
-    torch.manual_seed(0)
     return Rows(), (torch.rand(5, 6),), {}
 
 
@@ -28,9 +27,4 @@ def plant():
     return cpp("cos", cos)
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "codegen",
-    "culprit_ops": ["aten.cos.default"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "wrong_value", "stage": "codegen", "culprit_ops": ["aten.cos.default"]}

@@ -46,5 +46,4 @@ EXPECT = {
     "kind": ["wrong_value", "aliasing"],
     "stage": ["codegen", "runtime"],
     "culprit_ops": ["aten.mm.default", "aten.sin.default", "aten.add.Tensor"],
-    "direction": "forward",
 }

@@ -28,5 +28,4 @@ EXPECT = {
     "kind": "wrong_gradient",
     "stage": "decomposition",
     "culprit_ops": ["aten.native_layer_norm_backward.default"],
-    "direction": "backward",
 }

@@ -45,5 +45,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": "dynamo",
     "culprit_ops": ["aten.div.Tensor", "operator.truediv", "_operator.truediv", "torch.div", "torch.true_divide"],
-    "direction": "forward",
 }

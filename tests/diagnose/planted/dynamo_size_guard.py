@@ -18,7 +18,6 @@ def total(parts):
 
 
 def make():
-    torch.manual_seed(0)
     return total, ([torch.randn(5) for _ in range(3)],), {}
 
 
@@ -35,5 +34,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": "dynamo",
     "culprit_ops": ["aten.add.Tensor", "operator.add", "_operator.add", "torch.add"],
-    "direction": "forward",
 }

@@ -28,5 +28,4 @@ EXPECT = {
     "kind": ["wrong_value", "wrong_gradient"],
     "stage": "joint",
     "culprit_ops": ["aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor"],
-    "direction": ["forward", "backward"],
 }

@@ -38,5 +38,4 @@ EXPECT = {
     "kind": "wrong_gradient",
     "stage": ["joint", "aot"],
     "culprit_ops": ["aten.tanh.default", "aten.tanh_backward.default", "aten.mul.Tensor", "aten.sub.Tensor"],
-    "direction": "backward",
 }

@@ -12,7 +12,6 @@ def low(right, x):
 
 
 def make():
-    torch.manual_seed(0)
     return (lambda x: torch.exp(x) - 1.0), (torch.randn(3, 20),), {}
 
 
@@ -20,9 +19,4 @@ def plant():
     return lowering(torch.ops.aten.exp.default, low)
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "lowering",
-    "culprit_ops": ["aten.exp.default"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "wrong_value", "stage": "lowering", "culprit_ops": ["aten.exp.default"]}

@@ -20,7 +20,6 @@ def baked(right, x, axis=None, keepdim=False, *, dtype=None):
 
 
 def make():
-    torch.manual_seed(0)
     return (lambda x: torch.relu(x).mean(1)), (torch.randn(3, 10),), {}
 
 
@@ -33,9 +32,4 @@ def plant():
     return lowering(torch.ops.aten.mean.dim, baked)
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "lowering",
-    "culprit_ops": ["aten.mean.dim"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "wrong_value", "stage": "lowering", "culprit_ops": ["aten.mean.dim"]}

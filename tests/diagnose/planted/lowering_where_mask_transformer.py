@@ -23,5 +23,4 @@ EXPECT = {
     "kind": ["wrong_value", "nonfinite"],
     "stage": "lowering",
     "culprit_ops": ["aten.where.self", "aten.where.ScalarOther"],
-    "direction": "forward",
 }

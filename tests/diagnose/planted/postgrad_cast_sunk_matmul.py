@@ -46,5 +46,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": "post_grad",
     "culprit_ops": ["aten.mm.default", "prims.convert_element_type.default", "aten._to_copy.default"],
-    "direction": "forward",
 }

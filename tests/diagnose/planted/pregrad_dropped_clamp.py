@@ -13,7 +13,6 @@ def remove(given):
 
 
 def make():
-    torch.manual_seed(0)
     return (lambda x: x.clamp(-1.5, 1.5).exp()), (torch.randn(40) * 2,), {}
 
 
@@ -25,5 +24,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": "pre_grad",
     "culprit_ops": ["torch.Tensor.clamp", "torch.clamp", "clamp", "aten.clamp.default"],
-    "direction": "forward",
 }

@@ -26,5 +26,4 @@ EXPECT = {
     "kind": ["wrong_value", "wrong_gradient"],
     "stage": "pre_grad",
     "culprit_ops": ["torch.nn.functional.layer_norm", "torch.layer_norm", "aten.native_layer_norm.default"],
-    "direction": ["forward", "backward"],
 }

@@ -25,5 +25,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": "pre_grad",
     "culprit_ops": ["torch.nn.functional.relu", "aten.relu.default", "aten.leaky_relu.default"],
-    "direction": "forward",
 }

@@ -20,7 +20,6 @@ class Volume(nn.Module):
 
 
 def make():
-    torch.manual_seed(0)
     model = Volume()
 
     def step(x):

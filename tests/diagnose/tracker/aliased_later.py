@@ -24,5 +24,4 @@ EXPECT = {
     "kind": ["wrong_value", "lost_mutation", "aliasing"],
     "stage": ["runtime", "aot"],
     "culprit_ops": ["aten.mul.Tensor", "torch.Tensor.mul_", "aten.mul_.Tensor", "aten.add.Tensor"],
-    "direction": "forward",
 }

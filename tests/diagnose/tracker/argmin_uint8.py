@@ -9,7 +9,6 @@ def program(x):
 
 
 def make():
-    torch.manual_seed(0)
     return program, (torch.randint(0, 255, (10, 10), dtype=torch.uint8),), {}
 
 
@@ -18,9 +17,4 @@ def plant():
     return config.patch({"cpp.simdlen": 256})
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": ["codegen", "lowering"],
-    "culprit_ops": ["aten.argmin.default"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "wrong_value", "stage": ["codegen", "lowering"], "culprit_ops": ["aten.argmin.default"]}

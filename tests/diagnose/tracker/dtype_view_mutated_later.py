@@ -18,5 +18,4 @@ EXPECT = {
     "kind": ["wrong_value", "aliasing"],
     "stage": ["lowering", "codegen"],
     "culprit_ops": ["aten.view.dtype", "aten.copy_.default", "aten.mul.Tensor", "aten.sub.Tensor", "aten.add.Tensor"],
-    "direction": "forward",
 }

@@ -21,6 +21,5 @@ EXPECT = {
     "kind": ["wrong_value", "lost_mutation"],
     "stage": "post_grad",
     "culprit_ops": ["aten.copy_.default", "aten.slice_scatter.default", "aten.slice.Tensor", "operator.setitem"],
-    "direction": "forward",
     "lines": 40,
 }

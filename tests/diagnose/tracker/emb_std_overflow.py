@@ -16,5 +16,4 @@ EXPECT = {
     "kind": ["nonfinite", "wrong_value"],
     "stage": "decomposition",
     "culprit_ops": ["aten.std.correction", "aten.var.correction", "aten.sqrt.default"],
-    "direction": "forward",
 }

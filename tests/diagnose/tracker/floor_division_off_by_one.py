@@ -16,5 +16,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": ["lowering", "codegen"],
     "culprit_ops": ["aten.div.Tensor_mode", "aten.floor_divide.default", "operator.floordiv"],
-    "direction": "forward",
 }

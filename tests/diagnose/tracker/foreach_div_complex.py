@@ -16,6 +16,5 @@ EXPECT = {
     "kind": "crash_compile",
     "stage": "lowering",
     "culprit_ops": ["aten._foreach_div_.Scalar", "aten._foreach_div.Scalar"],
-    "direction": "forward",
     "lines": 40,
 }

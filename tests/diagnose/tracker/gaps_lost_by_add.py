@@ -17,5 +17,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": "aot",
     "culprit_ops": ["aten.as_strided_copy.default", "torch.as_strided_copy", "aten.add.Tensor", "torch.Tensor.add_"],
-    "direction": "forward",
 }

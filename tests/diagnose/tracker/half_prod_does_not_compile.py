@@ -23,5 +23,4 @@ EXPECT = {
         "aten.mul.Tensor",
         "aten.where.self",
     ],
-    "direction": "forward",
 }

@@ -15,5 +15,4 @@ EXPECT = {
     "kind": "missing_exception",
     "stage": ["decomposition", "lowering"],
     "culprit_ops": ["aten.index_copy.default", "torch.index_copy"],
-    "direction": "forward",
 }

@@ -15,6 +15,5 @@ EXPECT = {
     "kind": "missing_exception",
     "stage": "decomposition",
     "culprit_ops": ["aten.upsample_nearest2d.default", "aten.upsample_nearest2d.vec"],
-    "direction": "forward",
     "lines": 40,
 }

@@ -22,5 +22,4 @@ EXPECT = {
     "kind": ["wrong_value", "nonfinite"],
     "stage": ["dynamo", "runtime"],
     "culprit_ops": ["settings['scale']", "operator.mul", "aten.mul.Tensor", "torch.Tensor.mul"],
-    "direction": "forward",
 }

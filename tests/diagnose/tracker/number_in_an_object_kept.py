@@ -28,5 +28,4 @@ EXPECT = {
     "kind": ["wrong_value", "side_effect", "lost_mutation"],
     "stage": ["dynamo", "runtime", "aot"],
     "culprit_ops": ["operator.add", "aten.add.Tensor"],
-    "direction": "forward",
 }

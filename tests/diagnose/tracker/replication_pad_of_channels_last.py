@@ -23,5 +23,4 @@ EXPECT = {
     "kind": ["crash_runtime"],
     "stage": ["lowering", "codegen"],
     "culprit_ops": ["aten.replication_pad2d_backward.default"],
-    "direction": "backward",
 }

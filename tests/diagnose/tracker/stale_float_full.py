@@ -26,6 +26,5 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": ["dynamo", "runtime", "aot"],
     "culprit_ops": ["torch.full", "aten.full.default"],
-    "direction": "forward",
     "lines": 40,
 }

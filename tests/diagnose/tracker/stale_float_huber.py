@@ -26,5 +26,4 @@ EXPECT = {
     "kind": "wrong_value",
     "stage": ["aot", "runtime"],
     "culprit_ops": ["aten.huber_loss.default", "torch.nn.functional.huber_loss", "aten.lt.Scalar", "aten.mul.Tensor"],
-    "direction": "forward",
 }

@@ -30,5 +30,4 @@ EXPECT = {
         "aten.upsample_nearest2d.default",
         "torch.nn.functional.interpolate",
     ],
-    "direction": "forward",
 }

@@ -33,5 +33,4 @@ EXPECT = {
         "torch.nn.functional.rms_norm",
         "torch.rms_norm",
     ],
-    "direction": "forward",
 }

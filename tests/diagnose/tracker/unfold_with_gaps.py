@@ -17,5 +17,4 @@ EXPECT = {
     "kind": ["wrong_value", "lost_mutation"],
     "stage": "aot",
     "culprit_ops": ["aten.unfold.default", "torch.Tensor.unfold", "aten.unfold_backward.default", "aten.add_.Tensor"],
-    "direction": "forward",
 }

@@ -17,5 +17,4 @@ EXPECT = {
     "kind": ["extra_exception", "crash_runtime", "wrong_value"],
     "stage": "aot",
     "culprit_ops": ["aten.select.int", "aten.add_.Tensor", "operator.getitem", "_operator.getitem", "torch.select"],
-    "direction": "forward",
 }
