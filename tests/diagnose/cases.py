@@ -3,7 +3,8 @@ and the faults that torch itself injects (`injected`, made by `injections.py`).
 
 A case is a file with `make() -> (fn_or_module, args, kwargs)`, which draws from the seed 0, and `EXPECT`; optional are
 `GRAD` (run a backward), `COMPILE` (arguments of `torch.compile`), `BACKEND`, `extra_calls() -> [(args, kwargs), ...]`,
-`between(fn, i)` (runs before extra call i, eager and compiled) and `plant()` (context in which the compiler is faulty).
+`between(fn, i)` (runs before extra call i, eager and compiled) and `PLANT` or `plant()` (context in which the compiler
+is faulty).
 
 `EXPECT` has `kind`, `stage` and `culprit_ops`; a healthy case has none. Where several answers are right, `kind` or
 `stage` is a list. `lines`, where it is there, is how long the repro may be.
@@ -43,6 +44,8 @@ def load(path):
         return made()
 
     module.make = make
+    if hasattr(module, "PLANT"):
+        module.plant = lambda: module.PLANT  # to be entered once
     return module
 
 

@@ -19,10 +19,7 @@ def make():
     return step, (torch.randn(4, 5), torch.randn(4, 5)), {}
 
 
-def plant():
-    return attribute(analysis, "has_data_mutation", none)
-
-
+PLANT = attribute(analysis, "has_data_mutation", none)
 EXPECT = {
     "kind": ["lost_mutation", "wrong_value"],
     "stage": "aot",

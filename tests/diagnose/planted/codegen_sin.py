@@ -13,8 +13,5 @@ def make():
     return (lambda x: torch.sin(x) * 2 + 1), (torch.rand(2, 37),), {}
 
 
-def plant():
-    return cpp("sin", series)
-
-
+PLANT = cpp("sin", series)
 EXPECT = {"kind": "wrong_value", "stage": "codegen", "culprit_ops": ["aten.sin.default"]}

@@ -22,8 +22,5 @@ def make():
     return (lambda x, y: torch.exp(x) * y), (torch.randn(61), torch.randn(61)), {}
 
 
-def plant():
-    return attribute(CppVecKernel, "_get_vec_load_line", short)
-
-
+PLANT = attribute(CppVecKernel, "_get_vec_load_line", short)
 EXPECT = {"kind": "wrong_value", "stage": "codegen", "culprit_ops": ["aten.exp.default", "aten.mul.Tensor"]}

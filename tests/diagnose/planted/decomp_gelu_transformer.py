@@ -16,8 +16,5 @@ def make():
     return transformer()
 
 
-def plant():
-    return decomposition(torch.ops.aten.gelu.default, tanh_gelu)
-
-
+PLANT = decomposition(torch.ops.aten.gelu.default, tanh_gelu)
 EXPECT = {"kind": "wrong_value", "stage": "decomposition", "culprit_ops": ["aten.gelu.default"]}

@@ -20,10 +20,7 @@ def make():
     return transformer(depth=2, at=1)
 
 
-def plant():
-    return decomposition(torch.ops.aten.native_layer_norm_backward.default, wrong_backward)
-
-
+PLANT = decomposition(torch.ops.aten.native_layer_norm_backward.default, wrong_backward)
 EXPECT = {
     "kind": "wrong_gradient",
     "stage": "decomposition",

@@ -13,8 +13,5 @@ def make():
     return (lambda x: torch.nn.functional.silu(x) + 1.0), (torch.randn(5, 7),), {}
 
 
-def plant():
-    return decomposition(torch.ops.aten.silu.default, wrong_silu)
-
-
+PLANT = decomposition(torch.ops.aten.silu.default, wrong_silu)
 EXPECT = {"kind": "wrong_value", "stage": "decomposition", "culprit_ops": ["aten.silu.default"]}

@@ -37,10 +37,7 @@ def between(fn, i):
     fn.temperature = 0.25
 
 
-def plant():
-    return attribute(GuardBuilder, "EQUALS_MATCH", lax)
-
-
+PLANT = attribute(GuardBuilder, "EQUALS_MATCH", lax)
 EXPECT = {
     "kind": "wrong_value",
     "stage": "dynamo",

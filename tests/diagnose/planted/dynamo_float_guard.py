@@ -26,10 +26,7 @@ def extra_calls():
     return [((torch.randn(12), 3.0), {})]
 
 
-def plant():
-    return attribute(GuardBuilder, "EQUALS_MATCH", lax)
-
-
+PLANT = attribute(GuardBuilder, "EQUALS_MATCH", lax)
 EXPECT = {
     "kind": "wrong_value",
     "stage": "dynamo",

@@ -19,8 +19,5 @@ def make():
     return (lambda x: (torch.cos(x) * 0.5) * 3.0), (torch.randn(33),), {}
 
 
-def plant():
-    return inductor(joint_custom_post_pass=fold)
-
-
+PLANT = inductor(joint_custom_post_pass=fold)
 EXPECT = {"kind": "wrong_value", "stage": "joint", "culprit_ops": ["aten.mul.Tensor"]}

@@ -20,10 +20,7 @@ def make():
     return transformer(depth=3, at=1)
 
 
-def plant():
-    return inductor(joint_custom_pre_pass=reciprocal)
-
-
+PLANT = inductor(joint_custom_pre_pass=reciprocal)
 EXPECT = {
     "kind": ["wrong_value", "wrong_gradient"],
     "stage": "joint",

@@ -30,10 +30,7 @@ def make():
     return mlp()
 
 
-def plant():
-    return attribute(compile_fx, "min_cut_rematerialization_partition", wrong_partition)
-
-
+PLANT = attribute(compile_fx, "min_cut_rematerialization_partition", wrong_partition)
 EXPECT = {
     "kind": "wrong_gradient",
     "stage": ["joint", "aot"],

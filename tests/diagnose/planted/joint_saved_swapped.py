@@ -31,8 +31,5 @@ def make():
     return (lambda a, b: a * b), (x, y), {}
 
 
-def plant():
-    return attribute(compile_fx, "min_cut_rematerialization_partition", wrong_partition)
-
-
+PLANT = attribute(compile_fx, "min_cut_rematerialization_partition", wrong_partition)
 EXPECT = {"kind": "wrong_gradient", "stage": ["joint", "aot"], "culprit_ops": ["aten.mul.Tensor"]}

@@ -22,8 +22,5 @@ def make():
     )
 
 
-def plant():
-    return lowering(torch.ops.aten.atan2.default, swapped)
-
-
+PLANT = lowering(torch.ops.aten.atan2.default, swapped)
 EXPECT = {"kind": "wrong_value", "stage": "lowering", "culprit_ops": ["aten.atan2.default"]}

@@ -24,8 +24,5 @@ def make():
     return Turn(), (torch.randn(4, 6), torch.randn(4, 6), State()), {}
 
 
-def plant():
-    return lowering(torch.ops.aten.atan2.default, swapped)
-
-
+PLANT = lowering(torch.ops.aten.atan2.default, swapped)
 EXPECT = {"kind": "wrong_value", "stage": "lowering", "culprit_ops": ["aten.atan2.default"]}

@@ -13,8 +13,5 @@ def make():
     return (lambda y, x: torch.atan2(y * 2, x)), (torch.randn(4, 6), torch.randn(4, 6)), {}
 
 
-def plant():
-    return lowering(torch.ops.aten.atan2.default, swapped)
-
-
+PLANT = lowering(torch.ops.aten.atan2.default, swapped)
 EXPECT = {"kind": "wrong_value", "stage": "lowering", "culprit_ops": ["aten.atan2.default"]}

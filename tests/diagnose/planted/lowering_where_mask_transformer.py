@@ -15,10 +15,7 @@ def make():
     return transformer(depth=3, at=1)
 
 
-def plant():
-    return lowering(torch.ops.aten.where.self, swapped)
-
-
+PLANT = lowering(torch.ops.aten.where.self, swapped)
 EXPECT = {
     "kind": ["wrong_value", "nonfinite"],
     "stage": "lowering",

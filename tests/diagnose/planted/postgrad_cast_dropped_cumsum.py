@@ -23,10 +23,7 @@ def make():
     return (lambda x: x.float().cumsum(-1) * 0.5), (torch.rand(2, 300).to(torch.bfloat16),), {}
 
 
-def plant():
-    return inductor(post_grad_custom_post_pass=drop)
-
-
+PLANT = inductor(post_grad_custom_post_pass=drop)
 EXPECT = {
     "kind": "wrong_value",
     "stage": "post_grad",

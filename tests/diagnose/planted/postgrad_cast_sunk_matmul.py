@@ -38,10 +38,7 @@ def make():
     return WithExit(model).eval(), args, kwargs
 
 
-def plant():
-    return inductor(post_grad_custom_post_pass=sink)
-
-
+PLANT = inductor(post_grad_custom_post_pass=sink)
 EXPECT = {
     "kind": "wrong_value",
     "stage": "post_grad",

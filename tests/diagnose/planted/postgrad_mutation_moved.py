@@ -23,10 +23,7 @@ def make():
     return step, (torch.randn(6, 5), torch.randn(6, 5)), {}
 
 
-def plant():
-    return inductor(post_grad_custom_post_pass=move)
-
-
+PLANT = inductor(post_grad_custom_post_pass=move)
 EXPECT = {
     "kind": ["wrong_value", "lost_mutation", "aliasing"],
     "stage": "post_grad",

@@ -15,8 +15,5 @@ def make():
     return (lambda x, y: torch.sigmoid(x) * 2 - y.sin()), (torch.randn(4, 9), torch.randn(4, 9)), {}
 
 
-def plant():
-    return inductor(post_grad_custom_post_pass=swap)
-
-
+PLANT = inductor(post_grad_custom_post_pass=swap)
 EXPECT = {"kind": "wrong_value", "stage": "post_grad", "culprit_ops": ["aten.sub.Tensor"]}

@@ -18,10 +18,7 @@ def make():
     return transformer(depth=2, at=1)
 
 
-def plant():
-    return inductor(pre_grad_custom_pass=larger)
-
-
+PLANT = inductor(pre_grad_custom_pass=larger)
 EXPECT = {
     "kind": ["wrong_value", "wrong_gradient"],
     "stage": "pre_grad",

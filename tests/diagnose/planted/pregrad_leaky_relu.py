@@ -17,10 +17,7 @@ def make():
     return convnet()
 
 
-def plant():
-    return inductor(pre_grad_custom_pass=leaky)
-
-
+PLANT = inductor(pre_grad_custom_pass=leaky)
 EXPECT = {
     "kind": "wrong_value",
     "stage": "pre_grad",

@@ -12,9 +12,6 @@ def make():
     return program, (torch.randint(-128, 127, (100,), dtype=torch.int8),), {}
 
 
-def plant():
-    """The loops of AVX2 have the fault, those of AVX-512 have not."""
-    return config.patch({"cpp.simdlen": 256})
-
-
+# The loops of AVX2 have the fault, those of AVX-512 have not.
+PLANT = config.patch({"cpp.simdlen": 256})
 EXPECT = {"kind": "wrong_value", "stage": ["codegen", "lowering"], "culprit_ops": ["aten.sum.default"]}
