@@ -6,8 +6,8 @@ A case is a file with `make() -> (fn_or_module, args, kwargs)`, which draws from
 `between(fn, i)` (runs before extra call i, eager and compiled) and `PLANT` or `plant()` (context in which the compiler
 is faulty).
 
-`EXPECT` has `kind`, `stage` and `culprit_ops`; a healthy case has none. Where several answers are right, `kind` or
-`stage` is a list. `lines`, where it is there, is how long the repro may be.
+`EXPECT` has `kind`, `stage` and `ops`; a healthy case has none. Where several answers are right, these
+are several words. `lines`, where it is there, is how long the repro may be.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 FOLDERS = ("planted", "tracker", "controls", "injected")
-CONTROL = {"kind": "control", "stage": "none", "culprit_ops": []}
+CONTROL = {"kind": "control", "stage": "none", "ops": ""}
 
 
 def load(path):
@@ -50,7 +50,6 @@ def load(path):
 
 
 def names(folder):
-    """Names of all cases in a folder."""
     if folder == "injected":
         import injections
 
@@ -63,6 +62,5 @@ def path(folder, name):
 
 
 def accepted(expect, field):
-    """What is right for `kind` or `stage`, as a tuple."""
-    value = expect[field]
-    return (value,) if isinstance(value, str) else tuple(value)
+    """What is right for `kind`, `stage` or `ops`."""
+    return tuple(expect[field].split())

@@ -21,7 +21,7 @@ def make():
 
 PLANT = attribute(analysis, "has_data_mutation", none)
 EXPECT = {
-    "kind": ["lost_mutation", "wrong_value"],
+    "kind": "lost_mutation wrong_value",
     "stage": "aot",
-    "culprit_ops": ["aten.add_.Tensor", "aten.mul_.Tensor", "aten.copy_.default", "aten.add.Tensor", "aten.mul.Tensor"],
+    "ops": "aten.add_ aten.mul_ aten.copy_ aten.add aten.mul",
 }

@@ -26,8 +26,4 @@ def plant():
     return attribute(capture, "_create_graph", wrong)
 
 
-EXPECT = {
-    "kind": "wrong_gradient",
-    "stage": "aot",
-    "culprit_ops": ["aten.neg.default", "aten.clone.default", "aten.cos.default"],
-}
+EXPECT = {"kind": "wrong_gradient", "stage": "aot", "ops": "aten.neg aten.clone aten.cos"}

@@ -23,4 +23,4 @@ def make():
 
 
 PLANT = attribute(CppVecKernel, "_get_vec_load_line", short)
-EXPECT = {"kind": "wrong_value", "stage": "codegen", "culprit_ops": ["aten.exp.default", "aten.mul.Tensor"]}
+EXPECT = {"kind": "wrong_value", "stage": "codegen", "ops": "aten.exp aten.mul"}

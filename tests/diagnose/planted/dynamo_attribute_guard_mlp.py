@@ -41,5 +41,5 @@ PLANT = attribute(GuardBuilder, "EQUALS_MATCH", lax)
 EXPECT = {
     "kind": "wrong_value",
     "stage": "dynamo",
-    "culprit_ops": ["aten.div.Tensor", "operator.truediv", "_operator.truediv", "torch.div", "torch.true_divide"],
+    "ops": "aten.div operator.truediv _operator.truediv torch.div torch.true_divide",
 }

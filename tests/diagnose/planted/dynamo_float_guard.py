@@ -27,8 +27,4 @@ def extra_calls():
 
 
 PLANT = attribute(GuardBuilder, "EQUALS_MATCH", lax)
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["aten.mul.Tensor", "torch.mul", "operator.mul", "_operator.mul"],
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "aten.mul torch.mul operator.mul _operator.mul"}

@@ -32,4 +32,4 @@ def make():
 
 
 PLANT = attribute(compile_fx, "min_cut_rematerialization_partition", wrong_partition)
-EXPECT = {"kind": "wrong_gradient", "stage": ["joint", "aot"], "culprit_ops": ["aten.mul.Tensor"]}
+EXPECT = {"kind": "wrong_gradient", "stage": "joint aot", "ops": "aten.mul"}

@@ -16,4 +16,4 @@ def make():
 
 
 PLANT = lowering(torch.ops.aten.exp.default, low)
-EXPECT = {"kind": "wrong_value", "stage": "lowering", "culprit_ops": ["aten.exp.default"]}
+EXPECT = {"kind": "wrong_value", "stage": "lowering", "ops": "aten.exp"}

@@ -25,4 +25,4 @@ def make():
 
 
 PLANT = lowering(torch.ops.aten.mul.Tensor, truncating)
-EXPECT = {"kind": "wrong_value", "stage": "lowering", "culprit_ops": ["aten.mul.Tensor"]}
+EXPECT = {"kind": "wrong_value", "stage": "lowering", "ops": "aten.mul"}

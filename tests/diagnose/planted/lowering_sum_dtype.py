@@ -15,4 +15,4 @@ def make():
 
 
 PLANT = lowering(torch.ops.aten.sum.dim_IntList, narrow)
-EXPECT = {"kind": "wrong_dtype", "stage": "lowering", "culprit_ops": ["aten.sum.dim_IntList"]}
+EXPECT = {"kind": "wrong_dtype", "stage": "lowering", "ops": "aten.sum"}

@@ -21,4 +21,4 @@ def make():
 
 
 PLANT = inductor(post_grad_custom_post_pass=drop)
-EXPECT = {"kind": ["lost_mutation", "wrong_value"], "stage": "post_grad", "culprit_ops": ["aten.copy_.default"]}
+EXPECT = {"kind": "lost_mutation wrong_value", "stage": "post_grad", "ops": "aten.copy_"}

@@ -25,7 +25,7 @@ def make():
 
 PLANT = inductor(post_grad_custom_post_pass=move)
 EXPECT = {
-    "kind": ["wrong_value", "lost_mutation", "aliasing"],
+    "kind": "wrong_value lost_mutation aliasing",
     "stage": "post_grad",
-    "culprit_ops": ["aten.copy_.default", "aten.flip.default", "aten.rev.default", "prims.rev.default"],
+    "ops": "aten.copy_ aten.flip aten.rev prims.rev",
 }

@@ -7,4 +7,4 @@ def make():
     return torch.addmm, (torch.randn(5, 1), torch.randn(1, 1), torch.randn(1, 1)), {}
 
 
-EXPECT = {"kind": "missing_exception", "stage": "decomposition", "culprit_ops": ["aten.addmm.default", "torch.addmm"]}
+EXPECT = {"kind": "missing_exception", "stage": "decomposition", "ops": "aten.addmm torch.addmm"}

@@ -11,4 +11,4 @@ def make():
     return program, (torch.randint(-128, 127, (100,), dtype=torch.int8),), {}
 
 
-EXPECT = {"kind": "missing_exception", "stage": ["lowering", "codegen"], "culprit_ops": ["aten.clamp.default"]}
+EXPECT = {"kind": "missing_exception", "stage": "lowering codegen", "ops": "aten.clamp"}

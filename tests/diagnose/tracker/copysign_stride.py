@@ -7,8 +7,4 @@ def make():
     return torch.copysign, (torch.rand(6, 5).mT, torch.rand(5, 6) - 0.5), {}
 
 
-EXPECT = {
-    "kind": "wrong_stride",
-    "stage": ["aot", "lowering"],
-    "culprit_ops": ["aten.copysign.Tensor", "torch.copysign"],
-}
+EXPECT = {"kind": "wrong_stride", "stage": "aot lowering", "ops": "aten.copysign torch.copysign"}

@@ -20,12 +20,7 @@ def make():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "aliasing"],
+    "kind": "wrong_value aliasing",
     "stage": "post_grad",
-    "culprit_ops": [
-        "graphprobe_cases.accumulate_.default",
-        "higher_order.auto_functionalized_v2",
-        "auto_functionalized_v2",
-        "aten.clone.default",
-    ],
+    "ops": "graphprobe_cases.accumulate_ higher_order.auto_functionalized_v2 auto_functionalized_v2 aten.clone",
 }

@@ -24,4 +24,4 @@ def make():
     return Router().eval(), (torch.randn(2, 6), [9, 4]), {}
 
 
-EXPECT = {"kind": "wrong_value", "stage": "dynamo", "culprit_ops": ["self.need_long.isdisjoint"], "lines": 60}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "self.need_long", "lines": 60}

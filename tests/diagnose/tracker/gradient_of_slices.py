@@ -13,9 +13,4 @@ def make():
 
 
 GRAD = True
-EXPECT = {
-    "kind": "wrong_gradient",
-    "stage": ["aot", "joint"],
-    "culprit_ops": ["torch.Tensor.detach", "aten.detach.default"],
-    "lines": 40,
-}
+EXPECT = {"kind": "wrong_gradient", "stage": "aot joint", "ops": "torch.Tensor.detach aten.detach", "lines": 40}

@@ -18,7 +18,7 @@ def make():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "wrong_gradient"],
+    "kind": "wrong_value wrong_gradient",
     "stage": "post_grad",
-    "culprit_ops": ["aten.index_put.default", "aten.index_put_.default", "aten.index_add.default"],
+    "ops": "aten.index_put aten.index_put_ aten.index_add",
 }

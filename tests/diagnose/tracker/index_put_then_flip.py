@@ -15,7 +15,7 @@ def make():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "lost_mutation", "aliasing"],
-    "stage": ["codegen", "lowering"],
-    "culprit_ops": ["aten.copy_.default", "aten.add.Tensor", "aten.rev.default", "aten.flip.default"],
+    "kind": "wrong_value lost_mutation aliasing",
+    "stage": "codegen lowering",
+    "ops": "aten.copy_ aten.add aten.rev aten.flip",
 }

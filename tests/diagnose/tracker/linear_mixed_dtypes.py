@@ -9,6 +9,6 @@ def make():
 
 EXPECT = {
     "kind": "missing_exception",
-    "stage": ["aot", "decomposition", "lowering", "post_grad", "joint"],
-    "culprit_ops": ["aten.addmm.default", "torch.nn.functional.linear", "aten.linear.default", "torch._C._nn.linear"],
+    "stage": "aot decomposition lowering post_grad joint",
+    "ops": "aten.addmm torch.nn.functional.linear aten.linear torch._C._nn.linear",
 }

@@ -14,5 +14,5 @@ def make():
 EXPECT = {
     "kind": "wrong_value",
     "stage": "lowering",
-    "culprit_ops": ["aten.max_pool2d_with_indices.default", "prims._low_memory_max_pool_with_offsets.default"],
+    "ops": "aten.max_pool2d_with_indices prims._low_memory_max_pool_with_offsets",
 }

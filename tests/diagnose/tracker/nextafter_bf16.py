@@ -11,4 +11,4 @@ def make():
     return program, (torch.randn(64).to(torch.bfloat16), torch.randn(64).to(torch.bfloat16)), {}
 
 
-EXPECT = {"kind": "wrong_value", "stage": ["codegen", "lowering"], "culprit_ops": ["aten.nextafter.default"]}
+EXPECT = {"kind": "wrong_value", "stage": "codegen lowering", "ops": "aten.nextafter"}

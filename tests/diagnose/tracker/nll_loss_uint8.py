@@ -16,6 +16,6 @@ def make():
 EXPECT = {
     "kind": "extra_exception",
     "stage": "decomposition",
-    "culprit_ops": ["torch.nn.functional.nll_loss", "aten.nll_loss_forward.default"],
+    "ops": "torch.nn.functional.nll_loss aten.nll_loss_forward",
     "lines": 40,
 }

@@ -31,4 +31,4 @@ def make():
     return program, (torch.randn(12), torch.tensor(0.1)), {}
 
 
-EXPECT = {"kind": "wrong_value", "stage": "dynamo", "culprit_ops": ["autograd_function_apply"], "lines": 60}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "autograd_function_apply", "lines": 60}

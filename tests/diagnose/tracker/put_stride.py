@@ -11,4 +11,4 @@ def make():
     return program, (torch.rand(6, 5).mT,), {}
 
 
-EXPECT = {"kind": "wrong_stride", "stage": "decomposition", "culprit_ops": ["aten.put.default"]}
+EXPECT = {"kind": "wrong_stride", "stage": "decomposition", "ops": "aten.put"}

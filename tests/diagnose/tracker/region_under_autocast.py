@@ -27,4 +27,4 @@ def make():
     return Pair(), (torch.randn(3, 4),), {}
 
 
-EXPECT = {"kind": "wrong_dtype", "stage": "aot", "culprit_ops": ["higher_order.invoke_subgraph"], "lines": 60}
+EXPECT = {"kind": "wrong_dtype", "stage": "aot", "ops": "higher_order.invoke_subgraph", "lines": 60}

@@ -13,6 +13,6 @@ def make():
 
 EXPECT = {
     "kind": "missing_exception",
-    "stage": ["decomposition", "lowering", "codegen"],
-    "culprit_ops": ["aten.repeat_interleave.Tensor", "torch.repeat_interleave"],
+    "stage": "decomposition lowering codegen",
+    "ops": "aten.repeat_interleave torch.repeat_interleave",
 }

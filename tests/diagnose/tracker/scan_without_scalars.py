@@ -12,4 +12,4 @@ def make():
     return program, (torch.randn(5, 3),), {}
 
 
-EXPECT = {"kind": "crash_compile", "stage": "post_grad", "culprit_ops": ["higher_order.scan"]}
+EXPECT = {"kind": "crash_compile", "stage": "post_grad", "ops": "higher_order.scan"}

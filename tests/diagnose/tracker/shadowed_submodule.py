@@ -25,8 +25,4 @@ def between(fn, i):
     object.__setattr__(fn, "sub", torch.nn.Linear(4, 4, bias=False))
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["torch.nn.functional.linear", "aten.linear.default", "torch._C._nn.linear"],
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "torch.nn.functional.linear aten.linear torch._C._nn.linear"}
