@@ -236,7 +236,7 @@ def by_bisector(what: Program) -> dict[str, Any]:
         named = any(stage in cases.accepted(expected, "stage") for stage in stages)
         if found.subsystem in ("decomposition", "lowerings"):
             info = (found.debug_info or "").lower()
-            named = named and any(op.split(".")[1].rstrip("_") in info for op in expected["culprit_ops"])
+            named = named and any(op.split(".")[1].rstrip("_") in info for op in cases.accepted(expected, "ops"))
     return {"seconds": seconds, "found": found is not None, "named": named, "answer": answer, "tries": tries}
 
 
@@ -360,7 +360,7 @@ def minify(room: Room, expected: dict[str, Any], timeout_s: float) -> dict[str, 
     if not repro.exists():
         return {**failed(ended), "wall_s": wall, "isolated": isolated}
     calls = calls_left(repro)
-    ops = {op.rpartition(".")[0] for op in expected["culprit_ops"]}
+    ops = {".".join(op.split(".")[:2]) for op in expected["ops"].split()}
     named = len(calls) <= SMALL and any(call.rpartition(".")[0] in ops for call in calls)
     late = ", timeout" if ended.code is None else ""
     answer = f"{len(calls)} left{late}: {', '.join(calls[:SMALL])}"

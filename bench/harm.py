@@ -45,6 +45,7 @@ from warm.pool import Warm
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "harmless" / "programs"
+MORE = str(ROOT / "bench" / "harm_programs.py")
 
 TIMEOUT_S = 900
 
@@ -57,13 +58,15 @@ class Program:
 
 
 PROGRAMS = {
-    name: Program("families.py", (name, "inductor")) for name in ("t5", "vit", "llama", "gpt2", "lstm", "autocast")
+    name: Program(MORE if name in ("lstm", "autocast") else "families.py", (name, "inductor"))
+    for name in ("t5", "vit", "llama", "gpt2", "lstm", "autocast")
 }
 PROGRAMS |= {
-    name: Program("families.py", (name, "inductor", "aot_eager")) for name in ("branching", "mutating", "breaking")
+    name: Program(MORE if name == "breaking" else "families.py", (name, "inductor", "aot_eager"))
+    for name in ("branching", "mutating", "breaking")
 }
-PROGRAMS |= {name: Program("endings.py", (name,)) for name in ("exits", "raises", "loads")}
-PROGRAMS |= {name: Program("endings.py", (name,), ranks=2) for name in ("ddp", "fsdp2")}
+PROGRAMS |= {name: Program(MORE, (name,)) for name in ("exits", "raises", "loads")}
+PROGRAMS |= {name: Program(MORE, (name,), ranks=2) for name in ("ddp", "fsdp2")}
 
 
 @dataclass(frozen=True)

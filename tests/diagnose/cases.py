@@ -1,12 +1,13 @@
 """The cases that `diagnose` is judged by: `planted` faults, bugs of stock torch from the `tracker`, healthy `controls`,
 and the faults that torch itself injects (`injected`, made by `injections.py`).
 
-A case is a file with `make() -> (fn_or_module, args, kwargs)` and `EXPECT`; optional are `GRAD` (run a backward),
-`COMPILE` (arguments of `torch.compile`), `BACKEND`, `extra_calls() -> [(args, kwargs), ...]`, `between(fn, i)` (runs
-before extra call i, eager and compiled) and `plant()` (context in which the compiler is faulty).
+A case is a file with `make() -> (fn_or_module, args, kwargs)`, which draws from the seed 0, and `EXPECT`; optional are
+`GRAD` (run a backward), `COMPILE` (arguments of `torch.compile`), `BACKEND`, `extra_calls() -> [(args, kwargs), ...]`,
+`between(fn, i)` (runs before extra call i, eager and compiled) and `PLANT` or `plant()` (context in which the compiler
+is faulty).
 
-`EXPECT` has `kind`, `stage`, `culprit_ops` and `direction`. Where several answers are right, `kind`, `stage` or
-`direction` is a list. The kind of a healthy one is `control`. `lines`, where it is there, is how long the repro may be.
+`EXPECT` has `kind`, `stage` and `ops`; a healthy case has none. Where several answers are right, these
+are several words. `lines`, where it is there, is how long the repro may be.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 FOLDERS = ("planted", "tracker", "controls", "injected")
+CONTROL = {"kind": "control", "stage": "none", "ops": ""}
 
 
 def load(path):
@@ -33,11 +35,21 @@ def load(path):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # Dynamo finds the globals of a traced function by the name of its module
     spec.loader.exec_module(module)
+    module.EXPECT, made = getattr(module, "EXPECT", CONTROL), module.make
+
+    def make():
+        import torch
+
+        torch.manual_seed(0)
+        return made()
+
+    module.make = make
+    if hasattr(module, "PLANT"):
+        module.plant = lambda: module.PLANT  # to be entered once
     return module
 
 
 def names(folder):
-    """Names of all cases in a folder."""
     if folder == "injected":
         import injections
 
@@ -50,6 +62,5 @@ def path(folder, name):
 
 
 def accepted(expect, field):
-    """What is right for `kind`, `stage` or `direction`, as a tuple."""
-    value = expect[field]
-    return (value,) if isinstance(value, str) else tuple(value)
+    """What is right for `kind`, `stage` or `ops`."""
+    return tuple(expect[field].split())

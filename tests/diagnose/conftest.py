@@ -1,12 +1,33 @@
-"""What several files of these tests share: proofs that start at once."""
+"""What several files of these tests share: `graphprobe diagnose` run, and proofs that start at once."""
 
-from __future__ import annotations
-
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from warm.pool import Warm
+
+
+@pytest.fixture
+def diagnosed(run_warm: Callable[..., Any], tmp_path: Path) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Runs `graphprobe diagnose WORDS` in the folder of the test: how it ended, and its document; empty if none is.
+
+    `text` is what the script among the words holds, `code` the exit code.
+    """
+
+    def run(*words: str, text: str = "", code: int | None = None, **how: Any) -> tuple[Any, dict[str, Any]]:
+        if text:
+            (tmp_path / next(word for word in words if word.endswith(".py"))).write_text(text, "utf-8")
+        done = run_warm("-m", "graphprobe", "diagnose", "--json", "result.json", *words, cwd=tmp_path, **how)
+        assert code in (None, done.code), done.out[-4000:] + done.err[-4000:]
+        file = tmp_path / "result.json"
+        document = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        file.unlink(missing_ok=True)
+        return done, document
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ The tests are a file a folder, so that `--dist loadfile` shares them out. `score
 `pytest --junitxml X.xml`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 
@@ -15,14 +13,11 @@ import score
 
 from warm.pool import Warm
 
-QUICK = {
-    "postgrad_sub_swapped",
-    "masked_attention",
-}
+QUICK = {"postgrad_sub_swapped", "masked_attention"}
 """Run by `make test-slow`; the rest is marked `heavy`."""
 
 MISSED: dict[str, set[str]] = {
-    "postgrad_cast_sunk_matmul": {"found", "stage", "op"},  # suspected rightly, but no piece of it fails by itself
+    "postgrad_cast_sunk_matmul": {"found", "stage", "op"}  # suspected rightly, but no piece of it fails by itself
 }
 """What is known not to be told of a fault; the rest must be, and `undecided` is the most that may be said instead."""
 

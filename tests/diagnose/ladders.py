@@ -1,7 +1,5 @@
 """Diagnoses whose steps are made up: the rules of the ladder, without a compilation and without a process."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,17 +80,14 @@ class MadeUp:
         timeout_s: float = 600,
         **limits: bool,
     ) -> tuple[Program, Compilation, Limits]:
-        """What a ladder is made of."""
         compilation = Compilation(backend, None, folder, timeout_s=timeout_s)
         return Program(fn, [((x,), {})]), compilation, Limits(self.budget, **limits)
 
     def diagnosis(self, folder: Path, *, explain: Any = None, **how: Any) -> Diagnosis:
-        """The whole of one, of whose faults nothing is found out."""
         return Ladder(*self.parts(folder, **how), self.begun.append).climb(explain or unexplained, lambda _: None)
 
     @property
     def names(self) -> list[str]:
-        """Those of the steps that were asked for."""
         return [getattr(step, "func", step).__name__ for step in self.asked]
 
     def _outcome(self, step: Callable[[], Any], **_: Any) -> Outcome:
@@ -124,7 +119,6 @@ def in_float64(_: Program) -> None:
 
 
 def unmeasured(_: object, run: Any, *, few: bool) -> list[str]:
-    """Asks for one run, and takes nothing from it."""
     run(in_float64, object)
     return []
 

@@ -1,8 +1,5 @@
 """A transformer and its compiled graphs, with what mixing needs; for tests and for the bench."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +37,12 @@ class Transformer(torch.nn.Module):
 
 
 def transformer(layers: int = 6) -> tuple[Transformer, torch.Tensor]:
-    """The model, and an input of shape (2, 6, 16)."""
     torch.manual_seed(0)
     model = Transformer(layers)
     return model, torch.randn(2, 6, 16)
 
 
-def compiled_graphs(
-    fn: Any, args: Sequence[Any], *, grad: bool = False, dynamic: bool | None = None
-) -> list[CompiledGraph]:
-    """What Inductor made of a function, its graphs in the order in which they were compiled, with one recorded call."""
+def compiled_graphs(fn: Any, args: Any, *, grad: bool = False, dynamic: bool | None = None) -> list[CompiledGraph]:
     watch = Watch()
     program = Program(fn, [(tuple(args), {})], grad=grad)
     compilation = Compilation("inductor", dynamic, Path())

@@ -1,7 +1,5 @@
 """Programs whose Python-level code Dynamo gets wrong once a fault is planted, and what is to be named then."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

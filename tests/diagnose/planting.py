@@ -4,6 +4,7 @@ the fault, or keep one compiled with it."""
 import contextlib
 import itertools
 import re
+from unittest import mock
 
 import torch
 import torch._inductor.codegen.cpp
@@ -14,7 +15,6 @@ import torch._inductor.lowering
 
 @contextlib.contextmanager
 def no_caches():
-    """Nothing is read from or written to the caches of compiled graphs."""
     with torch.compiler.config.patch(force_disable_caches=True):
         yield
 
@@ -22,22 +22,12 @@ def no_caches():
 @contextlib.contextmanager
 def attribute(owner, name, value):
     """`owner.name` is `value`; for a class, pass a staticmethod where the original is one."""
-    missing = object()
-    old = vars(owner).get(name, missing)
-    setattr(owner, name, value)
-    try:
-        with no_caches():
-            yield
-    finally:
-        if old is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, old)
+    with mock.patch.object(owner, name, value, create=True), no_caches():
+        yield
 
 
 @contextlib.contextmanager
 def entries(table, new):
-    """The dict `table` holds the entries of `new`."""
     missing = object()
     old = {key: table.get(key, missing) for key in new}
     table.update(new)
@@ -87,10 +77,7 @@ def cpp(name, function, scalar=True, vector=True):
 @contextlib.contextmanager
 def inductor(**settings):
     """Settings of Inductor; `cpp__simdlen` stands for `cpp.simdlen`."""
-    with (
-        no_caches(),
-        torch._inductor.config.patch({key.replace("__", "."): value for key, value in settings.items()}),
-    ):
+    with no_caches(), torch._inductor.config.patch({key.replace("__", "."): value for key, value in settings.items()}):
         yield
 
 

@@ -5,8 +5,6 @@ python tests/diagnose/score.py --of RESULTS.xml: rows that `pytest --junitxml RE
 folders: planted, tracker, controls, injected
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -27,7 +25,6 @@ FOLDERS = cases.FOLDERS
 
 
 def located(name: str) -> Path:
-    """The file of a case, whichever folder it is in."""
     found = next((cases.path(folder, name) for folder in FOLDERS if name in cases.names(folder)), None)
     if found is None:
         raise SystemExit(f"there is no case {name!r} in {', '.join(FOLDERS)}")
@@ -35,7 +32,6 @@ def located(name: str) -> Path:
 
 
 def child(name: str, out: str) -> None:
-    """Diagnose one case and write its JSON."""
     import graphprobe
 
     case = cases.load(located(name))
@@ -66,7 +62,7 @@ def judge(expected: dict[str, Any], found: dict[str, Any], *, planted: bool) -> 
     if expected["kind"] == "control":
         return {"silent": found["verdict"] != "fault", "healthy": found["verdict"] == "healthy"}
     findings = found["findings"]
-    ops = {stem(op) for op in expected["culprit_ops"]}
+    ops = {stem(op) for op in cases.accepted(expected, "ops")}
     points = {
         "found": found["verdict"] == "fault",
         "stage": any(f["stage"] in cases.accepted(expected, "stage") for f in findings),
@@ -120,7 +116,6 @@ def recorded(results: Path) -> list[dict[str, Any]]:
 
 
 def total(rows: list[dict[str, Any]]) -> None:
-    """Print how many of the rows have each point."""
     for point in ("found", "stage", "op", "source", "kind", "repro", "silent", "healthy"):
         judged = [row["score"][point] for row in rows if point in row["score"]]
         if judged:
@@ -131,7 +126,6 @@ def total(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Score what was asked for and print a line for each case, then the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="*", default=list(FOLDERS))
     parser.add_argument("--out", type=Path)

@@ -1,7 +1,5 @@
 """Recorded calls run again in float64: right ones pass, wrong ones do not, and nothing else is ever called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from compare.recording import MemoryDump, Recorder
 from graphprobe.compare import LocalTruth
-from graphprobe.diagnose.call_replay import (
-    NotReplayableError,
-    TorchReplayer,
-    arguments_from,
-    function_of,
-    rounding_truth,
-    value_of,
-)
+from graphprobe.diagnose import call_replay
 from graphprobe.store import Call, Scalar
 
 
@@ -35,7 +26,7 @@ def truth(dump: MemoryDump, label: str, *, arguments: Call | None = None) -> Loc
     by_label = {call.label: call for call in dump.list}
     call = by_label[label]
     forward = by_label.get(label.replace("backward", "forward")) if "backward" in label else None
-    return TorchReplayer().truth(dump, call, forward, arguments or forward or call)
+    return call_replay.TorchReplayer().truth(dump, call, forward, arguments or forward or call)
 
 
 X = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
@@ -80,19 +71,18 @@ def test_weight_and_input_gradients_are_both_judged(place: int) -> None:
     assert truth(recorded(F.linear, x, w), "linear.0.backward").answer == "ok"
 
 
-def test_the_arguments_of_the_other_side_are_used() -> None:
+def test_another_formula() -> None:
     tanh = recorded(lambda x: F.gelu(x, approximate="tanh"), X)
     exact = recorded(lambda x: F.gelu(x), X)
     assert truth(tanh, "gelu.0.forward").answer == "ok"
     other = next(c for c in exact.list if c.label == "gelu.0.forward")
     assert truth(tanh, "gelu.0.forward", arguments=other).answer == "worse"
-
-
-def test_another_formula_shows_in_the_rounding_of_a_narrow_dtype() -> None:
     x = torch.randn(4096, generator=torch.Generator().manual_seed(2)).bfloat16()
 
     def found(result: torch.Tensor) -> LocalTruth | None:
-        return rounding_truth("torch.nn.functional.gelu", lambda v: [F.gelu(v)], [x], {}, [result], "output.0")
+        return call_replay.rounding_truth(
+            "torch.nn.functional.gelu", lambda v: [F.gelu(v)], [x], {}, [result], "output.0"
+        )
 
     other = found(F.gelu(x, approximate="tanh"))
     assert other is not None and other.answer == "worse" and "another formula" in other.reason
@@ -111,7 +101,7 @@ def test_inputs_that_a_call_changed_are_judged(mean: float, answer: str) -> None
     slots = [first if s.name == "input.1" else s for s in call.slots]
     slots.append(maker.slot("output.input.1", "output", after + mean))
     changed = msgspec.structs.replace(call, slots=tuple(slots))
-    assert TorchReplayer().truth(maker.dump, changed, None, changed).answer == answer
+    assert call_replay.TorchReplayer().truth(maker.dump, changed, None, changed).answer == answer
 
 
 APIS = ["load", "save", "hub.load", "Tensor.backward", "ops.x.y", "no_such"]
@@ -119,10 +109,10 @@ APIS = ["load", "save", "hub.load", "Tensor.backward", "ops.x.y", "no_such"]
 
 @pytest.mark.parametrize("api", ["os.system", *(f"torch.{name}" for name in APIS)])
 def test_what_is_no_operation_on_tensors_is_never_called(api: str) -> None:
-    with pytest.raises(NotReplayableError):
-        function_of(api)
+    with pytest.raises(call_replay.NotReplayableError):
+        call_replay.function_of(api)
     call = Call(position=0, kind="api", api=api, label="x")
-    assert TorchReplayer().truth(MemoryDump([call]), call, None, call).answer == "skipped"
+    assert call_replay.TorchReplayer().truth(MemoryDump([call]), call, None, call).answer == "skipped"
 
 
 def test_random_and_missing_are_skipped_with_the_reason() -> None:
@@ -136,14 +126,11 @@ def test_random_and_missing_are_skipped_with_the_reason() -> None:
 VALUES = [1, 2.5, True, None, "tanh", (1, 2), [3, 4], torch.float16, slice(1, None, 2), (slice(None), ..., 0)]
 
 
-def test_values_come_back_from_their_repr() -> None:
+def test_values_come_back_from_their_repr_or_are_refused() -> None:
     for value in (*VALUES, torch.Size([2, 3])):
-        assert value_of(Scalar(type(value).__name__, repr(value))) == value
-
-
-def test_values_without_a_repr_and_gaps_are_refused() -> None:
-    with pytest.raises(NotReplayableError, match="known as"):
-        value_of(Scalar("Generator", "<torch._C.Generator object at 0x7f00>"))
-    with pytest.raises(NotReplayableError, match=r"only \[0, 2\]"):
-        arguments_from({"input.0": 1, "input.2": 3})
-    assert arguments_from({"input.0.0": 1, "input.0.1": 2, "kwarg.dim": 3}) == ([[1, 2]], {"dim": 3})
+        assert call_replay.value_of(Scalar(type(value).__name__, repr(value))) == value
+    with pytest.raises(call_replay.NotReplayableError, match="known as"):
+        call_replay.value_of(Scalar("Generator", "<torch._C.Generator object at 0x7f00>"))
+    with pytest.raises(call_replay.NotReplayableError, match=r"only \[0, 2\]"):
+        call_replay.arguments_from({"input.0": 1, "input.2": 3})
+    assert call_replay.arguments_from({"input.0.0": 1, "input.0.1": 2, "kwarg.dim": 3}) == ([[1, 2]], {"dim": 3})

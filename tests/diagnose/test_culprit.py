@@ -1,7 +1,5 @@
 """Which call of a small failing piece is to blame: the one that has to be compiled, not the one that shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

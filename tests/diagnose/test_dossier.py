@@ -1,7 +1,5 @@
 """A repro runs on torch alone: it exits 1 while its fault is there, 0 when it is gone, 125 when it cannot tell."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -29,7 +27,6 @@ Run = Callable[..., tuple[int, str]]
 
 
 def case_of(fn: Callable[..., Any], *calls: tuple[Any, ...], kind: Kind = "wrong_value", **more: Any) -> Case:
-    """The graph that Dynamo makes of `fn`, with the values it gets in each call."""
     graph, values = captured(fn, *calls, grad=more.get("grad", False), dynamic=more.get("dynamic"))
     return Case(graph, values, kind, **more)
 
@@ -56,8 +53,6 @@ def write(folder: Path, case: Case) -> Path:
 
 @pytest.fixture
 def run(run_warm: Callable[..., Finished]) -> Run:
-    """Runs a repro: the exit code, and what it printed."""
-
     def run(folder: Path, *options: str) -> tuple[int, str]:
         done = run_warm(str(folder / "repro.py"), *options, cwd=Path("/"))
         return done.code, f"{done.out}\n--\n{done.err[-2000:]}"
@@ -210,9 +205,8 @@ def test_what_cannot_be_saved_is_said(run: Run, tmp_path: Path) -> None:
     assert problems[0] in (tmp_path / "it" / "REPORT.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("want", "have", "allowed", "expected"),
-    [
+def test_comparison() -> None:
+    for want, have, allowed, expected in (
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.4]), "worst at (1,): compiled 2.5"),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.6]), None),
         (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), None, "NaN and infinity must agree"),
@@ -231,14 +225,9 @@ def test_what_cannot_be_saved_is_said(run: Run, tmp_path: Path) -> None:
         (torch.ones(2), None, None, "None, expected"),
         (3, 4, None, "4, expected 3"),
         (3, True, None, "True, expected 3"),
-    ],
-)
-def test_comparison(want: Any, have: Any, allowed: torch.Tensor | None, expected: str | None) -> None:
-    text = compare(want, have, allowed)
-    assert text is None if expected is None else text is not None and expected in text
-
-
-def test_strides_and_shared_memory_count_only_where_they_are_the_fault() -> None:
+    ):
+        text = compare(want, have, allowed)
+        assert text is None if expected is None else text is not None and expected in text
     want, have = CallOutcome(), CallOutcome()
     want.leaves = have.leaves = [("output 0", torch.ones(2, 3))]
     want.strides, have.strides = {"output 0": (3, 1)}, {"output 0": (1, 2)}
@@ -250,9 +239,8 @@ def test_strides_and_shared_memory_count_only_where_they_are_the_fault() -> None
     assert compare_call(want, have, None, "aliasing") == [f"{have.sharing[0]}, only when compiled"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "events", "code", "expected"),
-    [
+def test_judgement() -> None:
+    for kind, events, code, expected in (
         ("hang", [{"eager": True}, {"phase": "call 0"}], None, 1),
         ("wrong_value", [{"eager": True}, {"phase": "call 0"}], None, 125),
         ("wrong_value", [{"eager": True}, {"difference": "x"}], None, 1),
@@ -263,7 +251,5 @@ def test_strides_and_shared_memory_count_only_where_they_are_the_fault() -> None
         ("wrong_value", [{"eager": True}, {"done": True}], -6, 1),
         ("wrong_value", [{"eager": True}, {"undecided": "why"}], 0, 125),
         ("wrong_value", [{"eager": True}, {"done": True}], 0, 0),
-    ],
-)
-def test_judgement(kind: str, events: list[dict[str, Any]], code: int | None, expected: int) -> None:
-    assert watch.judge({"kind": kind, "calls": 1}, events, code, 1.0)[0] == expected
+    ):
+        assert watch.judge({"kind": kind, "calls": 1}, events, code, 1.0)[0] == expected

@@ -1,7 +1,5 @@
 """When two graphs are one: other values go in, and nothing else is different."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

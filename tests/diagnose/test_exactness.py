@@ -1,8 +1,5 @@
 """Programs that are right and not to the last bit: told where healthy, a fault with `exact`, and silent where equal."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +41,6 @@ def test_without_exact_it_is_healthy_and_says_by_how_much_it_differs(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_proofs")
 def test_with_exact_it_is_a_fault_with_a_proof(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
-    """The assertion takes it, too."""
     with pytest.raises(CompiledDiffers, match="gives other last bits") as caught:
         graphprobe.assert_compiles_like_eager(program, X, backend=one_ulp_off, exact=True, out=tmp_path / "out")
     found = caught.value.diagnosis
@@ -87,29 +83,16 @@ def test_the_environment_is_checked(value: str, monkeypatch: pytest.MonkeyPatch)
 
 INDUCTOR = """
 import torch
-
-
+torch.manual_seed(0)
 def decomposed():
-    torch.manual_seed(0)
     return (lambda x: torch.nn.functional.gelu(x) * 2), (torch.randn(64, 64),)
-
-
 def vectorised():
-    torch.manual_seed(0)
     return (lambda x: torch.exp(x).sum(-1) * 2), (torch.randn(32, 4096),)
-
-
 def narrow():
-    torch.manual_seed(0)
     return (lambda x: (x * 1.1 + x * 0.7) * x), (torch.randn(32, 4096, dtype=torch.bfloat16),)
-
-
 def contracted():
-    torch.manual_seed(0)
     torch._inductor.config.cpp.enable_floating_point_contract_flag = "fast"
     return (lambda x, y: x * y + x), (torch.randn(32, 64), torch.randn(32, 64))
-
-
 def equal():
     return (lambda x: x * 2 + 1), (torch.arange(32.0),)
 """
@@ -126,14 +109,9 @@ def equal():
         ("equal", "", (), ""),
     ],
 )
-def test_inductor(
-    name: str, stage: str, ops: tuple[str | None, ...], told: str, run_warm: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_inductor(name: str, stage: str, ops: Any, told: str, diagnosed: Any, run_warm: Any, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(INDUCTOR)
-    words = ("-m", "graphprobe", "diagnose", "--exact", "--json", "found.json", f"program.py:{name}")
-    ended = run_warm(*words, cwd=tmp_path)
-    assert ended.code == (1 if stage else 0), ended.out + ended.err
-    found = json.loads((tmp_path / "found.json").read_text())
+    _, found = diagnosed("--exact", f"program.py:{name}", code=1 if stage else 0)
     if not stage:
         assert found["verdict"] == "healthy" and found["differences"] == []
         return

@@ -1,7 +1,5 @@
 """Where an exception comes from, told by the frames that it passed in real compilations."""
 
-from __future__ import annotations
-
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -46,8 +44,6 @@ def origin(fn: Callable[..., Any], *args: Any, backend: Any = "inductor") -> Ori
 
 
 def at_the_sine(act: Callable[..., Any]) -> Callable[[Graph], None]:
-    """A pass that acts where it comes to a sine."""
-
     def custom(graph: Graph) -> None:
         for node in graph.nodes:
             if "sin" in str(node.target):

@@ -1,7 +1,5 @@
 """Steps in fresh processes, where a fork is impossible: the same outcomes and verdicts as with a fork."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses
@@ -30,8 +28,6 @@ LOCK = threading.Lock()
 
 
 class Net(torch.nn.Module):
-    """It counts its calls, and draws random numbers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(8, 8)
@@ -136,9 +132,7 @@ def told(diagnosis: Diagnosis) -> tuple[Any, ...]:
     (hanging, "fault", "hang"),
     (losing, "fault", "crash_runtime"),
 ])  # fmt: skip
-def test_the_verdict_is_the_same(
-    backend: Any, verdict: str, kind: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_same_verdict(backend: Any, verdict: str, kind: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def diagnosed(isolation: str) -> Diagnosis:
         monkeypatch.setenv(after_fork.ISOLATION, isolation)
         return graphprobe.diagnose(function, X, backend=backend, step_limit_s=10, out=tmp_path / isolation)
@@ -168,30 +162,26 @@ def test_a_wrong_pass_is_named_with_its_line(no_fork: None, tmp_path: Path) -> N
     assert finding.source is not None and finding.source.endswith(f"test_fresh.py:{line}")
 
 
-def test_a_program_that_cannot_be_saved_is_said_and_left_to_the_caller() -> None:
+def test_which_steps_are_asked_for() -> None:
     notes: list[str] = []
     program, compilation = of(locked)
     processes = FreshProcesses(program, compilation, notes.append)
     assert processes.outcome(partial(steps.eager, program), 60, float("inf"), Board(), lambda: None) is None
     (note,) = notes
     assert "LOCK" in note and "the steps ran in this process" in note
-
-
-def test_only_steps_of_the_program_are_asked_for() -> None:
     program, _ = of(function)
     assert requested(partial(steps.eager, program), program, 1, 0, Board()) is not None
     assert requested(lambda: steps.eager(program), program, 1, 0, Board()) is None
     assert requested(partial(steps.eager, of(function)[0]), program, 1, 0, Board()) is None
 
 
-def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_values_that_are_refused_or_told_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(after_fork.ISOLATION, "thread")
     with pytest.raises(SettingError, match="GRAPHPROBE_ISOLATION is 'thread'; it takes 'fork' or 'process'") as caught:
         graphprobe.diagnose(function, X, out=tmp_path / "proofs")
     assert "where that is possible" in caught.value.hint
+    monkeypatch.undo()
 
-
-def test_what_a_device_tells_late_is_the_exception_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 

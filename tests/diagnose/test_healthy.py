@@ -1,15 +1,9 @@
 """`graphprobe diagnose` on models of many architectures, in three precisions: stock torch compiles them rightly."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conftest import Finished
 
 PROGRAMS = Path(__file__).with_name("healthy")
 FAMILIES = ("unet", "diffusion", "lstm", "gpt2", "llama", "t5", "bert", "vit", "whisper", "clip", "mamba", "moe")
@@ -35,17 +29,10 @@ def chosen() -> list[Any]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("family", "precision", "mode"), chosen())
-def test_healthy(family: str, precision: str, mode: str, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+def test_healthy(family: str, precision: str, mode: str, diagnosed: Any, tmp_path: Path) -> None:
     made_by = f"{PROGRAMS / 'programs.py'}:{family}_{precision}_{mode}"
     target = [str(PROGRAMS / "train.py"), family, precision] if mode == "script" else [made_by]
-    result = tmp_path / "result.json"
-    done = run_warm(
-        *("-m", "graphprobe", "diagnose", "--json", str(result), "--out", str(tmp_path / "proofs"), *target),
-        cwd=tmp_path,
-        timeout_s=1700,
-        env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
-    )
-    assert done.code == 0, done.out[-4000:] + done.err[-2000:]
-    found = json.loads(result.read_text(encoding="utf-8"))
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    _, found = diagnosed(*target, code=0, timeout_s=1700, env=env)
     verdicts = [each["verdict"] for each in found["diagnoses"]] if mode == "script" else [found["verdict"]]
     assert set(verdicts) == {"healthy"}

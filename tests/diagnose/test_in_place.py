@@ -1,11 +1,7 @@
 """A call of a script as the script makes it, with what was compiled for other calls."""
 
-from __future__ import annotations
-
-import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import Finished
 from graphprobe.diagnose.script_calls import FIRST, CallsSoFar
 from graphprobe.diagnose.searches.in_place import differences_in_place, is_compiled, is_looked_at
 from graphprobe.settings.limits import TimeBudget
@@ -43,24 +38,18 @@ def test_code_of_another_call_is_seen_and_nothing_is_changed(guards: bool, monke
     assert counter.value == value and torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    ("fn", "called", "found"),
-    [
+def test_what_cannot_be_told_is_not_told() -> None:
+    for fn, called, found in (
         (lambda x: x * 2, lambda x: x * 5, []),  # it is the same compiled afresh, and so is judged there
         (lambda x: x * torch.rand(1), lambda x: x * 5 * torch.rand(1), None),
         (lambda x: x * os.urandom(1)[0], lambda x: x * 1000, None),
         (lambda x: x * 2, lambda x: x * 2.0001, []),  # too little to be anything else than rounding
-    ],
-)
-def test_what_cannot_be_told_is_not_told(fn: Callable[..., Any], called: Callable[..., Any], found: Any) -> None:
-    assert differences_in_place(fn, called, ((X,), {}), TimeBudget(60)) == found
+    ):
+        assert differences_in_place(fn, called, ((X,), {}), TimeBudget(60)) == found
 
 
-def test_the_first_calls_are_looked_at_and_then_ever_fewer() -> None:
+def test_which_calls_are_looked_at_and_kept() -> None:
     assert [n for n in range(1, 70) if is_looked_at(n)] == [1, 2, 3, 4, 8, 16, 32, 64]
-
-
-def test_calls_are_kept_with_their_objects_as_they_were_at_the_first() -> None:
     so_far, counter, x = CallsSoFar(), SimpleNamespace(value=0), X.clone()
     for number in range(3):
         so_far.add(torch.sin, ((x, counter), {"more": [number]}))
@@ -72,8 +61,6 @@ def test_calls_are_kept_with_their_objects_as_they_were_at_the_first() -> None:
     assert kept[0].value == 0 and [kwargs["more"] for _, kwargs in so_far.calls] == [[0], [1], [2]]
     assert [torch.equal(args[0], X + number) for number, (args, _) in enumerate(so_far.calls)] == [True] * 3
 
-
-def test_calls_with_what_cannot_be_copied_and_too_many_are_given_up() -> None:
     class Whole:
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             raise RuntimeError("not in two")
@@ -105,14 +92,9 @@ print("sum", scaled(x).sum().item())
 
 
 @pytest.mark.heavy
-def test_a_script_that_runs_code_of_another_call(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(SCRIPT)
-    out, result = tmp_path / "proofs", tmp_path / "result.json"
-    done = run_warm(
-        *("-m", "graphprobe", "diagnose", "--json", str(result), "--out", str(out), "program.py"), cwd=tmp_path
-    )
-    assert done.code == 1, done.out + done.err
-    first, second = json.loads(result.read_text())["diagnoses"]
+def test_a_script_that_runs_code_of_another_call(diagnosed: Any, run_warm: Any, tmp_path: Path) -> None:
+    done, document = diagnosed("--out", str(tmp_path / "proofs"), "program.py", text=SCRIPT, code=1)
+    first, second = document["diagnoses"]
     assert first["verdict"] == "healthy"
     (finding,) = second["findings"]
     assert (finding["kind"], finding["stage"], finding["proof"]) == ("wrong_value", "dynamo", "program")

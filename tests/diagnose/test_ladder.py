@@ -1,7 +1,5 @@
 """What the user runs is run first and decides; what is seen inside of a healthy program is latent, and no more."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -36,7 +34,6 @@ ALL_RIGHT = dict.fromkeys(RUNGS, "right")
 
 @pytest.fixture
 def told() -> Begun:
-    """The steps in the order in which they began."""
     return Begun()
 
 
@@ -73,7 +70,6 @@ def test_a_healthy_program_is_not_looked_into(tmp_path: Path, told: Begun) -> No
 
 @pytest.mark.slow
 def test_deep_looks_into_it_all_the_same(tmp_path: Path, told: Begun, large: None) -> None:
-    """However large it is."""
     found = graphprobe.diagnose(program, X, out=tmp_path / "out", on_step=told.append, deep=True)
     assert (found.verdict, found.findings, found.latent) == ("healthy", [], [])
     assert [name for name in told if name in RUNGS] == ["plain", "dynamo", "aot", "passes", "kernels"]
@@ -103,13 +99,10 @@ def test_lists_that_are_written_to_are_right_on_each_rung(tmp_path: Path) -> Non
     assert not [note for note in found.notes if "could not be shown" in note]
 
 
-# -- suspects that are planted into the checks of a program that is right --------------------------------------------
-
 PLANTED = LocalError("worse", "wrong_value", 9e9, 9e9, "planted")
 
 
 def suspect_in(graph: Any, inputs: Any, stage: Any, direction: str, pass_: str | None = None) -> Suspect:
-    """The first call of a graph, accused."""
     run = run_graph(graph, inputs)
     node = next(n for n in graph.graph.nodes if n.op == "call_function")
     return Suspect("wrong_value", stage, direction, graph, node, run.values, PLANTED, list(inputs), pass_=pass_)
@@ -151,7 +144,6 @@ CHECKS: dict[str, Callable[..., Any]] = {
 
 
 def prove(self: Prover, suspect: Suspect) -> Finding:
-    """Proves everything, also what is right."""
     return Finding(
         kind=suspect.kind,
         stage=suspect.stage,
@@ -204,29 +196,6 @@ def test_instruments_that_break_do_not_convict(tmp_path: Path, monkeypatch: pyte
     assert {told.format(name) for name in ("dynamo", "aot", "kernels")} <= set(found.notes)
 
 
-# -- how the program is compiled -------------------------------------------------------------------------------------
-
-
-def lone_relu(x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x) * 2
-
-
-@pytest.mark.heavy
-@pytest.mark.timeout(300)
-def test_options_that_spoil_the_program_are_kept(tmp_path: Path) -> None:
-    spoilt = torch.compile(lone_relu, options={"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"})
-    found = graphprobe.diagnose(spoilt, X, out=tmp_path / "out")
-    assert (found.verdict, states(found)["plain"]) == ("fault", "wrong")
-    (finding,) = found.findings
-    assert (finding.kind, finding.op) == ("wrong_value", "aten.relu.default")
-    assert finding.dossier is not None
-    repro = (Path(finding.dossier) / "repro.py").read_text(encoding="utf-8")
-    assert "inject_relu_bug_TESTING_ONLY" in repro
-
-
-# -- what torch does not compile -------------------------------------------------------------------------------------
-
-
 def broken_graph(x: torch.Tensor) -> torch.Tensor:
     y = x + 1
     torch._dynamo.graph_break()
@@ -246,9 +215,7 @@ def penalty(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["fullgraph and a graph break", "double backward"],
 )
-def test_what_torch_refuses_is_no_fault(
-    fn: Any, args: Any, words: str, remedy: str, tmp_path: Path, told: Begun
-) -> None:
+def test_a_refusal_is_no_fault(fn: Any, args: Any, words: str, remedy: str, tmp_path: Path, told: Begun) -> None:
     backend = "aot_eager" if fn is penalty else None
     found = graphprobe.diagnose(fn, *args, backend=backend, out=tmp_path / "out", on_step=told.append)
     assert (found.verdict, found.exit_code) == ("undecided", 125)
@@ -257,14 +224,6 @@ def test_what_torch_refuses_is_no_fault(
     assert words in finding.reason and remedy in finding.reason
     assert found.notes[0] == finding.reason, "the reason stands first"
     assert [name for name in told if name in RUNGS] == ["plain"], "nothing is looked for"
-
-
-def test_without_fullgraph_a_graph_break_is_healthy(tmp_path: Path) -> None:
-    found = graphprobe.diagnose(torch.compile(broken_graph, backend="eager"), X, out=tmp_path / "out")
-    assert (found.verdict, found.findings) == ("healthy", [])
-
-
-# -- side effects and exceptions -------------------------------------------------------------------------------------
 
 
 def plus_one(x: torch.Tensor) -> torch.Tensor:
@@ -282,50 +241,16 @@ def drawing(gm: Any, inputs: Any) -> Any:
     return run
 
 
-def drawing_tensors(gm: Any, inputs: Any) -> Any:
-    """The same with torch's."""
-    import torch
-
-    def run(*args: Any) -> Any:
-        torch.rand(3)
-        return gm.forward(*args)
-
-    return run
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "where"),
-    [
-        (drawing, "random generator of Python"),
-        pytest.param(drawing_tensors, "random generator of torch", marks=pytest.mark.heavy),
-    ],
-)
 @pytest.mark.usefixtures("warm_proofs")
-def test_a_side_effect_that_no_piece_shows_has_the_program_as_its_proof(
-    backend: Any, where: str, run_warm: Callable[..., Finished], tmp_path: Path
-) -> None:
-    found = graphprobe.diagnose(plus_one, X, backend=backend, out=tmp_path / "out")
+def test_a_side_effect_has_the_program_as_its_proof(run_warm: Callable[..., Finished], tmp_path: Path) -> None:
+    found = graphprobe.diagnose(plus_one, X, backend=drawing, out=tmp_path / "out")
     assert (found.verdict, found.exit_code) == ("fault", 1)
     (finding,) = found.findings
     assert (finding.kind, finding.proof) == ("side_effect", "program")
-    assert where in found.rungs[-1].difference
+    assert "random generator of Python" in found.rungs[-1].difference
     done = run_warm(f"{finding.dossier}/repro.py")
     assert done.code == 1, done.out + done.err
-
-
-SEEN: list[int] = []
-
-
-def counting(x: torch.Tensor) -> torch.Tensor:
-    SEEN.append(len(SEEN))
-    return x + len(SEEN)
-
-
-def test_side_effects_that_dynamo_keeps(tmp_path: Path) -> None:
-    found = graphprobe.diagnose(counting, X, backend="eager", out=tmp_path / "out")
-    assert (found.verdict, found.findings) == ("healthy", [])
-    assert SEEN == [], "it ran in children"
 
 
 def refusing(x: torch.Tensor) -> torch.Tensor:
@@ -349,9 +274,7 @@ NO_FOUR = "ValueError: no batches of four"
         (mismatched, "RuntimeError: ", "uncompiled it raises RuntimeError: .*mat1 and mat2.*; compiled TorchRuntimeE"),
     ],
 )
-def test_a_program_that_raises_both_ways_is_healthy_and_says_so(
-    fn: Any, raises: str, note: str, tmp_path: Path
-) -> None:
+def test_a_program_that_raises_both_ways_is_healthy(fn: Any, raises: str, note: str, tmp_path: Path) -> None:
     found = graphprobe.diagnose(fn, X, backend="eager", out=tmp_path / "out")
     assert (found.verdict, found.findings) == ("healthy", [])
     assert found.raises.startswith(raises) and re.match(note, found.notes[0])
@@ -361,7 +284,7 @@ def rough(x: torch.Tensor) -> torch.Tensor:
     return x * 1.0 if torch.compiler.is_compiling() else (x + 1000.0) - 1000.0
 
 
-def test_it_says_so_where_the_uncompiled_program_is_the_one_that_is_off(tmp_path: Path) -> None:
+def test_the_uncompiled_program_is_the_one_that_is_off(tmp_path: Path) -> None:
     found = graphprobe.diagnose(rough, torch.rand(64) + 1, backend="eager", out=tmp_path / "out")
     assert (found.verdict, found.findings) == ("healthy", [])
     assert found.notes[0].startswith("outputs[0] differs, and the uncompiled program is the one that is off: ")
@@ -427,9 +350,7 @@ ADDS_ONE = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 @pytest.mark.slow
 @pytest.mark.usefixtures("large", "warm_proofs")
 @pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.heavy)])
-def test_of_a_large_program_only_what_is_wrong_is_looked_into(
-    far: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_in_a_large_program(far: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are shown only where no launch is far off."""
     torch.manual_seed(0)
     far_off = steps.far_off_launches

@@ -1,15 +1,11 @@
 """One bad call among the last hundred of a script is found, in whatever way it is bad; a script without is healthy."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from conftest import Finished
 from graphprobe.diagnose.script_calls import Around, CallBefore
 
 SCRIPT = """\
@@ -63,20 +59,13 @@ for step in range(1, 301):
 print("ended", total)
 """
 
-Python = Callable[..., Finished]
-FORMS = ("overflow", "shape", "guard", "gradient")
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_one_bad_call_among_the_last_hundred(form: str, run_warm: Python, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
+@pytest.mark.parametrize("form", ["overflow", "shape", "guard", "gradient"])
+def test_one_bad_call_among_the_last_hundred(form: str, diagnosed: Any, run_warm: Any, tmp_path: Path) -> None:
     for how, code in (("wrong", 1), ("right", 0)):
-        command = ("diagnose", "--json", f"{how}.json", "train.py", form, how)
-        done = run_warm("-m", "graphprobe", *command, cwd=tmp_path)
-        assert done.code == code, done.out + done.err
+        done, document = diagnosed("train.py", form, how, text=SCRIPT, code=code)
         assert run_warm("train.py", form, how, cwd=tmp_path).out in done.out, "the script computes as under python"
-        document = json.loads((tmp_path / f"{how}.json").read_text("utf-8"))
         assert "ended" in done.out and "HEALTHY on " in done.out if how == "right" else "FAULT" in done.out
         last = document["diagnoses"][-1]
         if how == "wrong":

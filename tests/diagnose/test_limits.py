@@ -1,7 +1,5 @@
 """A budget that is spent, limits of time and memory: what is known by then is the verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -32,16 +30,12 @@ from graphprobe.findings import Diagnosis, Finding, Rung, Worst, read_document
 from graphprobe.judge import Difference, Reference
 from graphprobe.settings.limits import Alarm, TimeBudget
 
-# -- the budget ------------------------------------------------------------------------------------------------------
-
 SPENT = "the budget of 60 s is spent: "
 NOT_FOUND_OUT = SPENT + "whether the compiled program is right was not found out"
 WRONG_PLAIN = {"plain": [OFF]}
 
 
-def test_a_step_that_hangs_is_ended_and_the_budget_is_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_hangs_spends_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeUp(monkeypatch, plain=LATE)
     found = made.diagnosis(tmp_path / "out", backend="other")
     assert (found.verdict, found.exit_code, found.unfinished, found.findings) == ("undecided", 125, True, [])
@@ -50,25 +44,23 @@ def test_a_step_that_hangs_is_ended_and_the_budget_is_the_reason(
     assert states(found) == {"dynamo": "not_run", "plain": "not_run"}
 
 
-def test_a_step_limit_makes_a_hang_of_what_a_budget_only_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_by_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = MadeUp(monkeypatch, plain=LATE, spent_at="dynamo").diagnosis(tmp_path / "out", timeout_s=10)
     assert (found.verdict, [finding.kind for finding in found.findings]) == ("fault", ["hang"])
     assert found.unfinished and any("what is wrong on the rungs dynamo, aot" in note for note in found.notes)
-
-
-def test_no_budget_is_left_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeUp(monkeypatch, spent_at="uncompiled")
     found = made.diagnosis(tmp_path / "out")
     assert (found.verdict, found.exit_code, found.unfinished) == ("undecided", 125, True)
     assert made.begun == ["uncompiled"] and found.notes[0].startswith(NOT_FOUND_OUT)
-
-
-def test_numbers_that_differ_are_neither_right_nor_a_fault_before_rounding_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     found = MadeUp(monkeypatch, WRONG_PLAIN, spent_at="float64").diagnosis(tmp_path / "out")
     assert (found.verdict, found.findings) == ("undecided", [])
     assert found.notes[0].startswith(SPENT + "whether rounding explains what differs was not found")
+    found = MadeUp(monkeypatch, WRONG_PLAIN, judged=LATE).diagnosis(tmp_path / "out", timeout_s=20)
+    assert (found.verdict, found.unfinished, found.findings) == ("undecided", False, [])
+    assert any("plain could not be judged: it did not end within" in note for note in found.notes)
+    found = MadeUp(monkeypatch, plain=Outcome(signal="SIGKILL")).diagnosis(tmp_path / "out")
+    assert (found.verdict, found.findings) == ("undecided", [])
+    assert "the process was ended by SIGKILL, as the system does where memory is short" in found.notes[0]
 
 
 @pytest.mark.parametrize(("judge", "text"), [("identical", notes.UNSEEN), ("judged", notes.UNJUDGED)])
@@ -77,12 +69,6 @@ def test_the_judge_is_interrupted_too(judge: str, text: str, tmp_path: Path, mon
     assert (found.verdict, found.unfinished) == ("undecided", True)
     assert found.notes[0].startswith(SPENT) and "in hanging" in found.notes[0]
     assert found.rungs[-1].state == "unsure" and text in found.rungs[-1].difference
-
-
-def test_a_judge_that_takes_longer_than_a_step_may_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = MadeUp(monkeypatch, WRONG_PLAIN, judged=LATE).diagnosis(tmp_path / "out", timeout_s=20)
-    assert (found.verdict, found.unfinished, found.findings) == ("undecided", False, [])
-    assert any("plain could not be judged: it did not end within" in note for note in found.notes)
 
 
 def test_the_process_that_waits_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +122,7 @@ def test_a_clock_that_runs_out_before_the_first_step(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.timeout(300, method="thread")  # the other method has the signal for itself
-def test_an_alarm_comes_again_and_one_within_another_stands_in_for_it() -> None:
+def test_alarms() -> None:
     rung: list[str] = []
 
     def ring(name: str) -> Callable[[], None]:
@@ -154,10 +140,6 @@ def test_an_alarm_comes_again_and_one_within_another_stands_in_for_it() -> None:
                 time.sleep(100)
     assert rung == ["inner", "outer", "outer"]
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and signal.getitimer(signal.ITIMER_REAL)[0] == 0
-
-
-@pytest.mark.timeout(300, method="thread")
-def test_an_alarm_that_somebody_else_has_is_left_alone() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
     try:
@@ -169,9 +151,7 @@ def test_an_alarm_that_somebody_else_has_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("step", ["dynamo", "culprit", "proof"])
-def test_a_fault_stays_one_however_little_is_found_out_of_it(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_stays_one_whatever_is_found_out(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = Difference("side_effect", 0, "the random generator of Python", "it was moved")
     made = MadeUp(monkeypatch, {"plain": [moved]}, spent_at=step)
     explain = unexplained.findings_for if step == "culprit" else None
@@ -182,9 +162,7 @@ def test_a_fault_stays_one_however_little_is_found_out_of_it(
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_what_an_error_of_torch_names_is_found_out_though_the_budget_is_spent(
-    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_error_names_after_the_budget(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raised = Difference("crash_compile", 0, "", "LoweringException: tile mismatch")
     place = {"op": "aten.cumsum.default", "module": "7", "within": "7 (Block) of Sequential"} if named else {}
     report = RungReport(origin=Origin("lowering", source="train.py:52", **place))  # type: ignore[arg-type]
@@ -196,9 +174,7 @@ def test_what_an_error_of_torch_names_is_found_out_though_the_budget_is_spent(
     assert found.findings[0].module_in_words == ("module 7 (Block) of Sequential" if named else "")
 
 
-def test_excess_precision_that_nobody_could_tell_from_a_fault_is_undecided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excess_precision_or_a_fault_is_undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spent(self: Ladder, user: str) -> bool:
         raise ladder.NoTimeLeft("the budget of 60 s is spent")
 
@@ -226,13 +202,8 @@ def test_values_that_make_no_sense_are_refused_first(values: dict[str, Any], wor
         graphprobe.diagnose(program, X, backend="no such backend", out=tmp_path / "out", **values)
 
 
-# -- the memory ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("wrong", "verdict"), [(WRONG_PLAIN, "undecided"), ({}, "healthy")])
-def test_a_run_in_float64_that_does_not_fit_is_not_tried(
-    wrong: Any, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_float64_run_does_not_fit(wrong: Any, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 100)
     made = MadeUp(monkeypatch, wrong)
     found = made.diagnosis(tmp_path / "out")
@@ -273,20 +244,11 @@ def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
         assert made._board.read().endswith(f"of {told_size(left)}")
 
 
-def test_a_process_that_the_system_ends_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = MadeUp(monkeypatch, plain=Outcome(signal="SIGKILL")).diagnosis(tmp_path / "out")
-    assert (found.verdict, found.findings) == ("undecided", [])
-    assert "the process was ended by SIGKILL, as the system does where memory is short" in found.notes[0]
-
-
 @pytest.mark.parametrize(("number", "fails"), [("SIGKILL", False), ("SIGSEGV", True)])
 def test_a_piece_that_the_system_ends_proves_nothing(number: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_case, "isolated", lambda step, **_: Outcome(signal=number))
     case: Any = None
     assert check_case.check(case, reference=Reference([])).fails is fails
-
-
-# -- the first fault -------------------------------------------------------------------------------------------------
 
 
 def test_first_leaves_the_rungs_above_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,52 +260,29 @@ def test_first_leaves_the_rungs_above_alone(tmp_path: Path, monkeypatch: pytest.
 
 
 SCRIPT = """
-import os
-import time
-
+import os, time
 import torch
-
-
 def slow(gm, inputs):
     if os.environ.get("HANG"):
         time.sleep(1000)
     return gm.forward
-
-
 @torch.compile(backend="eager")
 def first(x):
     return x + 1
-
-
 @torch.compile(backend=slow)
 def second(x):
     return x * 2
-
-
 print(first(torch.ones(3)), second(torch.ones(3)))
 """
 
 
-Diagnose = Callable[..., tuple[Finished, dict[str, Any]]]
-
-
-@pytest.fixture
-def diagnose(run_warm: Callable[..., Finished], tmp_path: Path) -> Diagnose:
-    """Runs `graphprobe diagnose` on a script: how it ended, and the document that it wrote."""
-
-    def diagnose(text: str, *options: str, **env: str) -> tuple[Finished, dict[str, Any]]:
-        (tmp_path / "script.py").write_text(text)
-        words = ("-m", "graphprobe", "diagnose", *options, "--json", "r.json", "script.py")
-        done = run_warm(*words, cwd=tmp_path, env=env)
-        return done, json.loads((tmp_path / "r.json").read_text())
-
-    return diagnose
+Diagnosed = Callable[..., tuple[Finished, dict[str, Any]]]
 
 
 @pytest.mark.slow
-def test_a_script_ends_where_its_budget_is_spent(diagnose: Diagnose, tmp_path: Path) -> None:
-    done, document = diagnose(SCRIPT, "--budget", "15", HANG="1")
-    assert (done.code, document["unfinished"]) == (125, True)
+def test_a_script_ends_where_its_budget_is_spent(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    done, document = diagnosed("--budget", "15", "script.py", text=SCRIPT, code=125, env={"HANG": "1"})
+    assert document["unfinished"] is True
     assert [d["verdict"] for d in document["diagnoses"]] == ["healthy", "undecided"]
     assert document["ended"] == "the script was ended: the budget of 15 s is spent"
     assert "s in the step plain in slow (" in document["diagnoses"][1]["notes"][0]
@@ -351,18 +290,12 @@ def test_a_script_ends_where_its_budget_is_spent(diagnose: Diagnose, tmp_path: P
 
 
 SLOW = """
-import os
-import signal
+import os, signal
 import time
-
 import torch
-
-
 @torch.compile(backend="eager")
 def double(x):
     return x * 2
-
-
 if os.environ["WHEN"] == "after":
     double(torch.ones(3))
 os.kill(os.getpid(), signal.SIGALRM)  # as if the clock had come that far
@@ -370,20 +303,17 @@ os.kill(os.getpid(), signal.SIGALRM)  # as if the clock had come that far
 
 
 @pytest.mark.parametrize(("when", "verdict"), [("before", "undecided"), ("after", "healthy")])
-def test_a_script_is_ended_between_its_compiled_calls_too(when: str, verdict: str, diagnose: Diagnose) -> None:
-    done, document = diagnose(SLOW, "--budget", "600", WHEN=when)
+def test_a_script_is_ended_between_its_compiled_calls_too(when: str, verdict: str, diagnosed: Diagnosed) -> None:
+    done, document = diagnosed("--budget", "600", "script.py", text=SLOW, code=125, env={"WHEN": when})
     assert [d["verdict"] for d in document["diagnoses"]] == [verdict], done.err
-    assert (done.code, document["ended"]) == (125, "the script was ended: the budget of 600 s is spent")
+    assert document["ended"] == "the script was ended: the budget of 600 s is spent"
     if when == "before":
         assert "the budget of 600 s is spent: no compiled function was called until then" in done.out
 
 
-def test_a_program_that_takes_too_long_to_be_made_is_undecided(
-    run_warm: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_a_program_that_takes_too_long_to_be_made_is_undecided(diagnosed: Diagnosed, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\n\ndef make():\n    time.sleep(1000)\n")
-    done = run_warm("-m", "graphprobe", "diagnose", "--budget", "1", "slow.py:make", cwd=tmp_path)
-    assert done.code == 125, done.err
+    done, _ = diagnosed("--budget", "1", "slow.py:make", code=125)
     assert "the budget of 1 s is spent: the program was not there until then" in done.out
 
 
@@ -396,11 +326,10 @@ def wrong(gm, inputs):
 
 
 @pytest.mark.slow
-def test_a_script_is_ended_at_its_first_fault(diagnose: Diagnose) -> None:
+def test_a_script_is_ended_at_its_first_fault(diagnosed: Diagnosed) -> None:
     text = SCRIPT.replace('backend="eager"', "backend=wrong").replace("@torch", WRONG + "@torch", 1)
-    done, document = diagnose(text, "--first")
-    assert (done.code, document["unfinished"]) == (1, False), done.err
-    assert [d["verdict"] for d in document["diagnoses"]] == ["fault"]
+    _, document = diagnosed("--first", "script.py", text=text, code=1)
+    assert (document["unfinished"], [d["verdict"] for d in document["diagnoses"]]) == (False, ["fault"])
     assert document["ended"] == "the script was ended: there is a first fault"
 
 

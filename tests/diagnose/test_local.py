@@ -1,7 +1,5 @@
 """One op against itself in float64: faults are accused, what libraries and compilers may do is not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -31,9 +29,7 @@ OPS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("op", "args"), OPS, ids=[str(op) for op, _ in OPS])
-def test_another_rounding_is_accepted_and_a_wrong_factor_is_not(
-    op: Callable[..., Any], args: tuple[Any, ...], dtype: torch.dtype
-) -> None:
+def test_another_rounding_and_a_wrong_factor(op: Callable[..., Any], args: tuple[Any, ...], dtype: torch.dtype) -> None:
     mine = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
     wide = op(*[a.double() if isinstance(a, torch.Tensor) else a for a in mine])
     assert error_of(op, op(*mine), *mine).answer == "ok"
@@ -71,13 +67,11 @@ def test_what_libraries_do_near_zero(name: str) -> None:
     assert error_of(op, got + 1e-5, x).answer == "worse"
 
 
-def test_a_low_precision_function_is_accused() -> None:
+def test_which_of_two_is_inaccurate() -> None:
     x = torch.linspace(0.5, 4, 500)
     low = x.rsqrt() * (1 + 3e-5 * torch.sin(1000 * x))
     assert error_of(ATEN.rsqrt.default, low, x).answer == "worse"
 
-
-def test_inaccurate_eager_is_no_fault_of_the_compiler() -> None:
     def eager(x: torch.Tensor) -> torch.Tensor:
         return x.sin() if x.dtype is torch.float64 else x.sin() * 1.01
 
@@ -85,16 +79,13 @@ def test_inaccurate_eager_is_no_fault_of_the_compiler() -> None:
     assert error_of(eager, x.sin(), x, name="aten.mul.Tensor").answer == "better"
 
 
-def test_integers_are_exact() -> None:
+def test_integers_and_what_hangs_on_a_last_bit() -> None:
     a, b = torch.arange(10), torch.arange(10) * 3
     assert error_of(ATEN.add.Tensor, a + b, a, b).answer == "ok"
     found = error_of(ATEN.add.Tensor, a + b + (a == 4), a, b)
     assert (found.answer, found.z, found.excess) == ("worse", math.inf, math.inf)
     assert "1 of 10" in found.reason
     assert error_of(ATEN.gt.Tensor, a >= b, a, b).answer == "worse", "no rounding decides between integers"
-
-
-def test_what_hangs_on_a_last_bit_is_left_open() -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.5])
     assert error_of(ATEN.gt.Scalar, torch.tensor([False, False, True, True]), x, 1.5).answer == "unsure"
     assert error_of(ATEN.argmax.default, torch.tensor(2), x).answer == "unsure"
@@ -151,13 +142,10 @@ def test_the_worst_of_several_results() -> None:
         assert local_error(str(op), op, args, {"correction": 1}, got).answer == answer
 
 
-def test_an_op_that_does_not_run_by_itself() -> None:
+def test_how_an_op_is_run() -> None:
     found = error_of(ATEN.mm.default, torch.ones(2, 2), torch.ones(2, 3), torch.ones(2, 3))
     assert found.answer == "skipped"
     assert "does not run by itself: RuntimeError" in found.reason
-
-
-def test_neither_arguments_nor_generators_are_changed() -> None:
     x, generator = torch.linspace(0, 1, 5), torch.get_rng_state()
     before = x.clone()
     assert error_of(ATEN.add_.Tensor, x + 1, x, 1.0).answer == "ok"
@@ -178,12 +166,9 @@ def test_inputs_that_were_rounded_only_to_be_shown() -> None:
     assert found(rounded=[shown]) in ("ok", "better")
 
 
-def test_names() -> None:
+def test_names_and_dtypes() -> None:
     names = ("aten.add.Tensor", "Tensor.sin", "torch.nn.functional.gelu", "relu")
     assert [base_name(name) for name in names] == ["add", "sin", "gelu", "relu"]
-
-
-def test_the_coarsest_dtype() -> None:
     byte = torch.ones(1, dtype=torch.int8)
     found = coarsest([torch.ones(1), torch.ones(1).half(), 3, byte])
     assert found is not None and found.name == "float16"
@@ -194,9 +179,7 @@ def test_the_coarsest_dtype() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("combined", [ATEN.add.Tensor, ATEN.sub.Tensor], ids=str)
-def test_products_that_were_not_rounded_before_they_nearly_cancel(
-    combined: Callable[..., Any], dtype: torch.dtype
-) -> None:
+def test_products_not_rounded_before_they_nearly_cancel(combined: Callable[..., Any], dtype: torch.dtype) -> None:
     """As in rotary embeddings: a fused kernel adds the products as they are; shown they are rounded."""
     a, b, c, d = (torch.randn(20000).to(dtype).float() for _ in range(4))
     shown = [(a * b).to(dtype), (c * d).to(dtype)]

@@ -1,7 +1,5 @@
 """A healthy verdict says so where no loop could be shared out among threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,10 +1,7 @@
 """Which pass of a backend that the program defines is to blame, whatever form its passes have."""
 
-from __future__ import annotations
-
 import copy
 import inspect
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +28,6 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 def program(x: torch.Tensor) -> torch.Tensor:
     return torch.exp(-(x * 2).sin()) + 1
-
-
-# -- passes ----------------------------------------------------------------------------------------------------------
 
 
 def calls(graph: Graph, name: str) -> list[Node]:
@@ -248,16 +242,12 @@ def test_passes_that_are_right_are_not_accused(backend: Any, looked: Any) -> Non
 
 
 @pytest.mark.slow
-def test_passes_on_the_joint_graph_and_on_the_backward(looked: Any) -> None:
+def test_passes_on_later_graphs(looked: Any) -> None:
     (joint,) = looked(of_aot(mark, partition_fn=partition), grad=True).findings
     assert joint.pass_ == place_of(partition)
     (late,) = looked(of_aot(mark, bw_compiler=only_backward), grad=True).findings
     assert late.pass_ == place_of(drop_neg)
     assert looked(of_aot(mark, partition_fn=default_partition), grad=True).findings == []
-
-
-@pytest.mark.slow
-def test_a_pass_that_raises(looked: Any) -> None:
     report = looked(of_aot(add_twice, fail), kind="crash_compile")
     assert report.findings == [] and report.origin.pass_ == place_of(fail)
 
@@ -297,20 +287,16 @@ f(torch.linspace(-1, 1, 64))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drops", "verdict"), [("drop", "FAULT"), ("keep", "HEALTHY")])
-def test_a_script_with_a_backend_of_its_own(drops: str, verdict: str, run_warm: Any, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SCRIPT.replace("PASS,", f"{drops},").replace("BELOW", "gm.forward"))
-    done = run_warm("-m", "graphprobe", "diagnose", "--json", "found.json", "mine.py", cwd=tmp_path)
+def test_a_script_with_a_backend_of_its_own(drops: str, verdict: str, diagnosed: Any) -> None:
+    done, found = diagnosed("mine.py", text=SCRIPT.replace("PASS,", f"{drops},").replace("BELOW", "gm.forward"))
     said = done.out + done.err
     assert f"{verdict}: mine.py" in said, said
     assert not re.search("Inductor|codegen|code generation|C\\+\\+|report it|generated code", said)
     assert ("its pass `drop`" in said) == (drops == "drop")
     if drops == "drop":
-        (finding,) = json.loads((tmp_path / "found.json").read_text())["diagnoses"][0]["findings"]
-        assert (finding["stage"], finding["backend"], finding["pass"]) == (
-            "backend",
-            "mine (mine.py:15)",
-            "drop (mine.py:5)",
-        )
+        (finding,) = found["diagnoses"][0]["findings"]
+        where = (finding["stage"], finding["backend"], finding["pass"])
+        assert where == ("backend", "mine (mine.py:15)", "drop (mine.py:5)")
         assert finding["proof"] and "Inductor" not in Path(finding["dossier"], "REPORT.md").read_text()
 
 
@@ -322,15 +308,14 @@ CALLS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
-def test_an_operation_of_a_library_has_the_line_that_calls_it(call: str, run_warm: Any, tmp_path: Path) -> None:
+def test_an_operation_of_a_library_has_the_line_that_calls_it(call: str, diagnosed: Any, tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "other"
     library.mkdir(parents=True)
     (library / "__init__.py").write_text(LIBRARY)
     text = SCRIPT.replace("PASS,", "drop,").replace("BELOW", "gm.forward").partition("f = ")[0]
     made = "net = torch.nn.Sequential(torch.nn.ReLU(), other.Block())\nX = torch.linspace(-1, 1, 64)\n"
     head = "import sys; sys.path.insert(0, 'site-packages'); import other"
-    (tmp_path / "train.py").write_text(f"{head}\n{text}\n{made}{CALLS[call]}\n")
-    done = run_warm("-m", "graphprobe", "diagnose", "train.py", cwd=tmp_path)
+    done, _ = diagnosed("train.py", text=f"{head}\n{text}\n{made}{CALLS[call]}\n")
     line = len(f"{head}\n{text}\n{made}".splitlines()) + 1
     said = " ".join(done.out.split())
     assert f"your line: train.py:{line} (called from there: …/other/__init__.py:6) {CALLS[call]}" in said, done.err
@@ -341,10 +326,9 @@ def test_an_operation_of_a_library_has_the_line_that_calls_it(call: str, run_war
 @pytest.mark.parametrize(
     ("drops", "bug", "stage"), [("keep", "accuracy", "codegen"), ("drop", None, "backend")], ids=["below", "above"]
 )
-def test_a_backend_that_calls_inductor(drops: str, bug: str | None, stage: str, run_warm: Any, tmp_path: Path) -> None:
+def test_a_backend_that_calls_inductor(drops: str, bug: str | None, stage: str, diagnosed: Any) -> None:
     text = SCRIPT.replace("PASS,", f"{drops},").replace("BELOW", "compile_fx(gm, inputs)")
     planted = f"\nimport torch._inductor.config as config\nconfig.cpp.inject_relu_bug_TESTING_ONLY = {bug!r}\n"
-    (tmp_path / "mine.py").write_text(planted + text)
-    done = run_warm("-m", "graphprobe", "diagnose", "--json", "found.json", "mine.py", cwd=tmp_path)
-    (finding,) = json.loads((tmp_path / "found.json").read_text())["diagnoses"][0]["findings"]
+    done, found = diagnosed("mine.py", text=planted + text)
+    (finding,) = found["diagnoses"][0]["findings"]
     assert (finding["stage"], bool(finding["backend"])) == (stage, stage == "backend"), done.out + done.err

@@ -1,7 +1,5 @@
 """`diagnose` on the planted faults; most of them are marked `heavy`."""
 
-from __future__ import annotations
-
 from judged_cases import judged
 
 test_fault = judged("planted")

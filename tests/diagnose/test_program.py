@@ -1,7 +1,5 @@
 """A program's calls: what is kept of each, which modules are its own, and that a child process keeps all of it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -129,18 +127,12 @@ def test_gradients_are_those_of_a_weighted_sum() -> None:
     assert gradients[0] == gradients[2] == [] and seen == [True, True, False]
     call = one(lambda x: (x.detach() * 2, 3), x, grad=True)
     assert call.raised is None and call.gradients == [None], "the outputs need none"
-
-
-def test_gradients_of_one_call_do_not_add_up_with_the_next() -> None:
     model = Model()
     x = torch.ones(1, 3)
     first, second = run(Program(model, [((x,), {}), ((x,), {})], grad=True))
     assert [g is None for g in first.gradients] == [True, False, False, True]
     assert torch.equal(first.gradients[1], second.gradients[1])
     assert (first.inputs[3].item(), second.inputs[3].item()) == (1.0, 2.0), "state goes on from call to call"
-
-
-def test_a_weighted_sum_of_complex_and_empty_outputs() -> None:
     x = torch.ones(2, dtype=torch.complex64, requires_grad=True)
     y = torch.ones(0, requires_grad=True)
     weighted_sum([x * 2, y * 1, torch.arange(3)])
@@ -164,7 +156,7 @@ def test_an_exception_ends_its_call_only() -> None:
     assert [type(error) for _, error in steps] == [IndexError, type(None)]
 
 
-def test_what_happens_between_calls() -> None:
+def test_what_happens_between_calls_and_memory_that_is_shared() -> None:
     seen: list[int] = []
     model = Model()
 
@@ -176,15 +168,12 @@ def test_what_happens_between_calls() -> None:
     found = run(Program(model, calls, between))
     assert seen == [1, 2]
     assert [call.inputs[-1].item() for call in found] == [1.0, 11.0, 21.0]
-
-
-def test_memory_that_is_shared() -> None:
     x = torch.ones(4)
     assert one(lambda x: (x[1:], x * 2, x[:2]), x).shared == {(0, 2), (0, 3), (2, 3)}
     assert one(lambda x: (x + 1, x * 2), x).shared == frozenset()
 
 
-def test_the_state_of_every_module_that_belongs_to_it() -> None:
+def test_modules_and_gradients() -> None:
     closed = Model()
     fn = lambda x: closed(x).sum()  # noqa: E731
     assert Program(fn, []).modules() == [closed]
@@ -204,9 +193,6 @@ def test_the_state_of_every_module_that_belongs_to_it() -> None:
 
     assert Program(unset, []).modules() == []
     later = 1
-
-
-def test_whether_anything_wants_gradients() -> None:
     closed = Model()
     fn = lambda x: closed(x).sum()  # noqa: E731
     x = torch.ones(1, 3)
@@ -218,19 +204,6 @@ def test_whether_anything_wants_gradients() -> None:
     closed.requires_grad_(False)
     assert not Program(fn, [((x,), {})]).wants_gradients()
     assert Program(fn, [((grown,), {})]).wants_gradients()
-
-
-def test_nothing_is_left_when_it_ran_in_a_child() -> None:
-    model, x = Model(), torch.ones(1, 3, requires_grad=True)
-    before = [p.detach().clone() for p in (x, *model.parameters(), *model.buffers())]
-    generator = torch.get_rng_state()
-    program = Program(lambda x: torch.dropout(model(x), 0.5, True), [((x,), {})], grad=True)
-    assert isolated(lambda: len(program.run(lambda fn: fn))).value == 1
-    assert isolated(lambda: len(program.run_wide(0, U))).value == 1
-    after = (x, *model.parameters(), *model.buffers())
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert all(p.grad is None and p.dtype is torch.float32 for p in after)
-    assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_in_float64() -> None:
@@ -246,9 +219,6 @@ def test_in_float64() -> None:
     assert torch.equal(first.inputs[0], x) and first.inputs[0].dtype == x.dtype, "it is as the call found it"
     steps = (first.outputs[1] / x.detach().double() - 1) / U
     assert sorted({round(float(s), 3) for s in steps.flatten()}) == [-1.0, 1.0]
-
-
-def test_integers_and_other_values_stay_as_they_are_in_float64() -> None:
     program = Program(lambda i, x, s: (i, x, s), [((torch.arange(3), torch.ones(1), "a"), {})])
     whole, number, text = wide(program, roundoff=2.0**-8)[0].outputs
     assert whole.tolist() == [0, 1, 2] and whole.dtype is torch.int64
@@ -293,7 +263,7 @@ def test_strides_stay_in_float64(given: torch.Tensor) -> None:
     assert all(torch.equal(a.to(b.dtype), b) for a, b in zip(exact, program(given), strict=True))
 
 
-def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:
+def test_tied_weights_and_changes_in_float64() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
     x, before = torch.ones(1, 3), model[0].weight.detach().double()
@@ -305,8 +275,6 @@ def test_tied_weights_and_repeated_arguments_stay_one_in_float64() -> None:
     assert all(torch.equal(weights[0], w) for w in weights) and not torch.equal(weights[0], before), "perturbed once"
     assert torch.allclose(moved[0].gradients[1].float(), eager[0].gradients[1], rtol=0.05, atol=0.05)
 
-
-def test_what_a_call_changes_is_observed_in_float64() -> None:
     class Counting(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -3,8 +3,6 @@
 The programs here do otherwise when they are compiled where `UNCOMPILED` stands, and the same where it is taken out.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import re
@@ -30,14 +28,11 @@ def build(log):
     class Helper:
         def touch(self, x):
             return x * 2
-
     def program(x):
         if UNCOMPILED:
             log.append(1)
         return Helper().touch(x)
-
     return program
-
 def make():
     return build([]), ONES
 
@@ -50,33 +45,27 @@ def build():
             count += 1
         return x + 1
     return program
-
 def make():
     return build(), ONES
 
 #: a global number -> count: uncompiled 2, compiled 0
 count = 0
-
 def program(x):
     global count
     if UNCOMPILED:
         count += 2
     return x + count
-
-def make():
-    return program, ONES * 2
+CALLS = ONES * 2
 
 #: an attribute of a module with parameters -> fn.steps: uncompiled 1, compiled 0
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner, self.steps = nn.Sequential(nn.Linear(3, 70), nn.BatchNorm1d(70), nn.Dropout(0.0)), 0
-
     def forward(self, x, *, scale=1.0):
         if UNCOMPILED:
             self.steps += 1
         return self.inner(x) * scale
-
 def make():
     return Model(), [((torch.arange(12.0).reshape(3, 4).t(),), {"scale": 0.5}), ((torch.ones(2, 3),), {})]
 
@@ -85,11 +74,9 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.full((3,), 2.0))
-
     def forward(self, x):
         weight = self.weight if UNCOMPILED else self.weight.detach()
         return x * weight
-
 def make():
     return Model(), [((torch.ones(3, requires_grad=True),), {})]
 
@@ -109,44 +96,33 @@ def program(x):
 #: numpy -> result: 2 of 2 values differ, the first: uncompiled 2, compiled 3
 def program(x):
     return np.add(x, 1) if UNCOMPILED else np.add(x, 2)
-
-def make():
-    return program, [((np.array([1, 2], dtype=np.int16),), {})]
+CALLS = [((np.array([1, 2], dtype=np.int16),), {})]
 
 #: dicts -> args[0]: uncompiled collections.OrderedDict with ['a'], compiled collections.OrderedDict with ['a'], ['b']
 Pair = collections.namedtuple("Pair", "a b")
-
 class Kind(enum.Enum):
     FAST = 1
-
 @dataclasses.dataclass
 class Config:
     kind: Kind
     sizes: list
     limit: float = 1.5
-
 config = Config(Kind.FAST, [1, 2])
 config.limit = 2.5
-
 def program(d):
     if UNCOMPILED:
         d.pop("b")
     return Pair(d["a"] * config.limit, config.sizes[0])
-
-def make():
-    return program, [((collections.OrderedDict(a=torch.ones(2), b=torch.ones(2)),), {})]
+CALLS = [((collections.OrderedDict(a=torch.ones(2), b=torch.ones(2)),), {})]
 
 #: strides of the result -> strides of tensor 0 of the result: uncompiled [1, 3], compiled [2, 1]
 def program(x):
     return x.t().clone() if UNCOMPILED else x.t().contiguous()
-
-def make():
-    return program, [((torch.arange(6.0).reshape(2, 3),), {})]
+CALLS = [((torch.arange(6.0).reshape(2, 3),), {})]
 
 #: whose memory the result is -> memory of tensor 0 of the result: uncompiled args[0], compiled its own
 def program(x, y):
     return x[1:] if UNCOMPILED else x[1:].clone()
-
 def make():
     base = torch.arange(8.0)
     return program, [((base[2:], base[::2]), {})]
@@ -156,13 +132,11 @@ class Counter:
     count = 0
     def __init__(self):
         self.own = self
-
 def program(x, seen=[]):
     seen.append(1)
     if UNCOMPILED:
         Counter.count += 1
     return x + Counter.count
-
 def make():
     Counter.count = 5
     program.__defaults__[0].append(7)
@@ -174,7 +148,6 @@ def twice(f):
     def wrapper(*args):
         return f(*args) * 2
     return wrapper
-
 class Scale:
     __slots__ = ("factor",)
     def __init__(self, factor):
@@ -183,19 +156,15 @@ class Scale:
         if UNCOMPILED:
             self.factor += 1.0
         return x * self.factor
-
 scale = Scale(3.0)
-
 @twice
 def program(x):
     return scale(x) + shift(x)
-
 shift = lambda x: x - 1
 
 #: an optimizer -> model.weight: 9 of 9 values differ
 model = nn.Linear(3, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-
 def program(x):
     loss = torch.func.vmap(model)(x).sum()
     loss.backward()
@@ -203,14 +172,11 @@ def program(x):
         optimizer.step()
     optimizer.zero_grad()
     return loss
-
-def make():
-    return program, [((torch.ones(3, 3),), {})]
+CALLS = [((torch.ones(3, 3),), {})]
 
 #: what torch made of a function -> result: 9 of 9 values differ, the first: uncompiled 2.0, compiled 3.0
 def inner(x):
     return x * (2 if UNCOMPILED else 3)
-
 def make():
     return torch.func.vmap(inner), [((torch.ones(3, 3),), {})]
 
@@ -222,57 +188,45 @@ class Net:
         if UNCOMPILED:
             self.table["b"] = x
         return x + self.table["a"] * k
-
 def make():
     return Net().run, [((torch.ones(2),), {"k": 2.0})]
 
 #: an object of several calls -> result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0
 class Counter:
     value = 0
-
 def program(x, counter):
     counter.value += 1
     return x * (counter.value if UNCOMPILED else min(counter.value, 2))
-
-def make():
-    return program, [((torch.ones(3), Counter()), {})] * 3
+CALLS = [((torch.ones(3), Counter()), {})] * 3
 
 #: an object that two closures share -> result: 3 of 3 values differ, the first: uncompiled 2.0, compiled 1.0
 def make():
     held = []
-
     @torch.compiler.disable
     def note():
         held.append(1)
-
     def program(x):
         note()
         return x * (len(held) if UNCOMPILED else min(len(held), 1))
-
     return program, [((torch.ones(3),), {})] * 2
 
 #: a class beside its user -> result: 3 of 3 values differ, the first: uncompiled 3.0, compiled 2.0
 def make():
     class Gate:
         open = True
-
         def __bool__(self):
             return self.open
-
     gate = Gate()
-
     @torch.compiler.disable
     def shut():
         Gate.open = False
-
     def program(x):
         y = x * 2 if gate or not (UNCOMPILED) else x * 3
         shut()
         return y
-
     return program, [((torch.ones(3),), {})] * 2
 """
-"""What differs in each, behind the arrow. Where there is no `make`, `program` is called once with ones."""
+"""What differs in each, behind the arrow. Where there is no `make`, `program` is called as in `CALLS`, or with ones."""
 
 NAMED = {m[1]: (m[3], m[2]) for m in re.finditer(r"#: (.+) -> (.+)\n((?:(?!#: ).*\n)+)", PROGRAMS)}
 
@@ -280,7 +234,7 @@ NAMED = {m[1]: (m[3], m[2]) for m in re.finditer(r"#: (.+) -> (.+)\n((?:(?!#: ).
 def load(folder: Path, source: str, name: str = "") -> Any:
     """The module of a text; each has a name of its own. It calls its program with ones where it has no `make`."""
     name = name or f"proven_{next(_numbers)}"
-    make = "" if "def make" in source else "\ndef make():\n    return program, ONES\n"
+    make = "" if "def make" in source else "\ndef make():\n    return program, globals().get('CALLS', ONES)\n"
     (folder / f"{name}.py").write_text(HEAD + source + make)
     return loaded(folder / f"{name}.py", name)
 

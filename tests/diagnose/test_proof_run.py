@@ -1,7 +1,5 @@
 """A proof under other pythons: what counts as the fault there, and which pythons are refused."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What Python code computed a value: names in the user's source."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import sys
@@ -11,15 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from graphprobe.diagnose.dynamo import python_culprit as culprit
 from graphprobe.diagnose.dynamo.frame_places import FramePlace, is_users, places_of, places_raised
-from graphprobe.diagnose.dynamo.python_culprit import (
-    TorchCall,
-    applied_in,
-    argument_names,
-    branch_names,
-    read_names,
-    returned_names,
-)
 from graphprobe.diagnose.dynamo.python_source import source_at
 
 
@@ -76,30 +67,23 @@ VALUES = {
 def test_what_computed_an_argument(name: str) -> None:
     lines, wanted = VALUES[name]
     text = f"import random\nimport numpy as np\n\ndef program(x, n, box):\n    {lines}\n    return x * k\n"
-    found = argument_names([place(written(text, name.replace(" ", "_")), "x * k")], "mul", "1")
+    found = culprit.argument_names([place(written(text, name.replace(" ", "_")), "x * k")], "mul", "1")
     assert [named.name for named in found][: len(wanted)] == wanted
     assert bool(found) == bool(wanted)
 
 
-@pytest.mark.parametrize(
-    ("body", "path", "wanted"),
-    [
+def test_what_computed_a_part() -> None:
+    for body, path, wanted in (
         ("log = []; log.append(abs(n)); log.append(repr(n)); return n, log", "1.1", "repr"),
         ("box = {}; box['a'] = str(n); return box", "a", "str"),
         ("return [abs(n), (n, repr(n))]", "1.1", "repr"),
-    ],
-)
-def test_what_computed_an_entry_of_the_result(body: str, path: str, wanted: str) -> None:
-    text = f"def program(n):\n    {body}\n"
-    file, scope = written(text, "returned"), dict[str, Any]()
-    exec(compile(text, file, "exec"), scope)
-    first = returned_names(scope["program"], path)[0]
-    assert (first.name, first.source) == (wanted, f"{file}:2")
-
-
-@pytest.mark.parametrize(
-    ("call", "name", "path", "wanted"),
-    [
+    ):
+        text = f"def program(n):\n    {body}\n"
+        file, scope = written(text, "returned"), dict[str, Any]()
+        exec(compile(text, file, "exec"), scope)
+        first = culprit.returned_names(scope["program"], path)[0]
+        assert (first.name, first.source) == (wanted, f"{file}:2")
+    for call, name, path, wanted in (
         ("torch.full((len(n), 2), abs(n))", "full", "0.0", ["len"]),
         ("torch.full((len(n), 2), abs(n))", "full", "1", ["abs"]),
         ("x.view(len(n), abs(n))", "view", "2", ["abs"]),
@@ -107,12 +91,10 @@ def test_what_computed_an_entry_of_the_result(body: str, path: str, wanted: str)
         ("abs(n) * x.sin()", "__rmul__", "1", ["abs"]),
         ("x[abs(n)]", "__getitem__", "1", ["abs"]),
         ("drop(x, abs(n))", "dropout", "p", ["abs"]),
-    ],
-)
-def test_which_of_the_arguments(call: str, name: str, path: str, wanted: list[str]) -> None:
-    text = f"import torch\n\ndef program(x, n, drop):\n    return {call}\n"
-    found = argument_names([place(written(text, "arguments"), ast.unparse(ast.parse(call)))], name, path)
-    assert [named.name for named in found] == wanted
+    ):
+        text = f"import torch\n\ndef program(x, n, drop):\n    return {call}\n"
+        found = culprit.argument_names([place(written(text, "arguments"), ast.unparse(ast.parse(call)))], name, path)
+        assert [named.name for named in found] == wanted
 
 
 def test_a_branch_that_one_side_takes() -> None:
@@ -121,7 +103,9 @@ def test_a_branch_that_one_side_takes() -> None:
         "    if bool(n):\n        return x.tan()\n    return x.exp()\n"
     )
     file = written(text, "branches")
-    sin, cos, tan, last = (TorchCall([place(file, f"x.{name}()")], name) for name in ("sin", "cos", "tan", "exp"))
+    sin, cos, tan, last = (
+        culprit.TorchCall([place(file, f"x.{name}()")], name) for name in ("sin", "cos", "tan", "exp")
+    )
     for sides, names in (
         ((sin, None, []), ["callable"]),
         ((cos, tan, []), ["len", "bool"]),
@@ -129,29 +113,26 @@ def test_a_branch_that_one_side_takes() -> None:
         ((last, last, []), []),
         ((sin, None, [sin.frames]), []),  # both sides went there
     ):
-        assert [named.name for named in branch_names(*sides)] == names
+        assert [named.name for named in culprit.branch_names(*sides)] == names
 
 
-def test_a_call_comes_with_what_is_wrapped_around_its_function() -> None:
+def test_what_a_line_calls() -> None:
     text = (
         "import torch.compiler as tc\n\nregion = tc.nested_compile_region\n\n"
         "@region\ndef dot(x):\n    return x.sum()\n\n"
         "@kept(3)\ndef twice(x):\n    return x * 2\n\ndef program(x):\n    return dot(x) + twice(x)\n"
     )
     file = written(text, "wrapped")
-    names = [[named.name for named in read_names([place(file, call)])] for call in ("dot(x)", "twice(x)")]
+    names = [[named.name for named in culprit.read_names([place(file, call)])] for call in ("dot(x)", "twice(x)")]
     assert names == [["dot", "torch.compiler.nested_compile_region", "x.sum"], ["twice", "kept", "operator.mul"]]
-
-
-def test_what_a_line_calls() -> None:
     text = "def program(x, box):\n    match kind(box):\n        case Box(k):\n            return x * k\n"
-    assert [named.name for named in read_names([FramePlace(written(text, "match"), 2)])] == ["kind", "match"]
+    assert [named.name for named in culprit.read_names([FramePlace(written(text, "match"), 2)])] == ["kind", "match"]
     file = written("def program(x):\n    return torch.func.jvp(Twice.apply, (x,), (x,))\n", "operators")
-    assert applied_in(FramePlace(file, 2)) == "Twice.apply"
-    assert applied_in(FramePlace("/nowhere.py", 1)) is None
+    assert culprit.applied_in(FramePlace(file, 2)) == "Twice.apply"
+    assert culprit.applied_in(FramePlace("/nowhere.py", 1)) is None
 
 
-def test_where_an_exception_came_from() -> None:
+def test_frames() -> None:
     def inner() -> None:
         int("none")
 
@@ -159,10 +140,8 @@ def test_where_an_exception_came_from() -> None:
         inner()
     first, second = places_raised(caught.value)
     assert first.function.endswith("inner") and first.line == inner.__code__.co_firstlineno + 1
-    assert second.function == "test_where_an_exception_came_from"
+    assert second.function == "test_frames"
 
-
-def test_frames_are_those_of_the_user() -> None:
     def call() -> list[FramePlace]:
         return places_of(sys._getframe(0), sys._getframe(1).f_code)
 

@@ -1,7 +1,5 @@
 """Programs whose float64 run is of something else, or impossible: right is healthy, and 1.3 times right is a fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,23 +1,13 @@
 """REPORT.md: beside what pytorch's template asks for, and that it names no machine; real ones are in test_golden.py."""
 
-from __future__ import annotations
-
 import ast
 import re
 from typing import Any
 
 import pytest
 
+from graphprobe.diagnose.dossier import report as dossier
 from graphprobe.diagnose.dossier.environment import environment
-from graphprobe.diagnose.dossier.report import (
-    WRONG,
-    backends_of,
-    report_text,
-    scrubbed,
-    scrubbed_code,
-    title_of,
-    trimmed,
-)
 from graphprobe.findings import Finding, Kind, Rung, Worst
 
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
@@ -98,14 +88,16 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def report_of(kind: str) -> str:
     facts, more = FAULTS[kind]
     finding = Finding(kind=kind, **facts)  # type: ignore[arg-type]
-    backends = backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain")))
+    backends = dossier.backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain")))
     files = {"repro.py": "shows the fault", "exact/repro.py": "the recorded graph on the recorded bits"}
-    return report_text(finding, code=CODE, versions=VERSIONS, files=files, backends=backends, **more)
+    return dossier.report_text(finding, code=CODE, versions=VERSIONS, files=files, backends=backends, **more)
 
 
 def text_of(kind: Kind, *, reason: str = "", **more: Any) -> str:
     """A report of a fault of which little is known."""
-    return report_text(Finding(kind=kind, stage="unknown", reason=reason), **{"versions": {}, "files": {}, **more})
+    return dossier.report_text(
+        Finding(kind=kind, stage="unknown", reason=reason), **{"versions": {}, "files": {}, **more}
+    )
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -115,7 +107,6 @@ def test_every_field_of_pytorchs_template_is_there(kind: str) -> None:
     assert re.findall(r"^### .*$", text, re.MULTILINE) == fields
     assert text.startswith("# torch.compile: ") and text.count("*Expected*") == text.count("*Actual*") == 1
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert code is not None
     ast.parse(code[1])
     for part in ("| `eager` | right |", "| `inductor` | **wrong** |", "PyTorch version: 2.13.0+cpu", "[pip3] numpy=="):
         assert part in text
@@ -130,54 +121,49 @@ def test_values_come_before_any_z() -> None:
     assert text.index("*Actual*") < text.index(" of z is ")
 
 
-@pytest.mark.parametrize("kind", [k for k in WRONG if k not in NUMERIC])
+@pytest.mark.parametrize("kind", [k for k in dossier.WRONG if k not in NUMERIC])
 def test_what_is_no_number_has_no_z(kind: Kind) -> None:
     finding = Finding(kind=kind, stage="unknown", local_z=float("inf"), accumulated_z=float("inf"), reason="because")
-    text = report_text(finding, versions={}, files={})
+    text = dossier.report_text(finding, versions={}, files={})
     assert "noise" not in text and "rounding explains" not in text.replace("than rounding explains", "")
     assert not re.search(r"\b(inf|z)\b", text)
 
 
-def test_dtypes_say_both() -> None:
+def test_faults_of_which_little_is_known() -> None:
     reason = "dtype torch.float32, uncompiled torch.float64. The repro is incomplete: x."
     text = text_of("wrong_dtype", reason=reason)
     assert "- *Expected*: torch.float64\n- *Actual*: dtype torch.float32\n" in text
     assert "The repro is incomplete: x." in text and "`repro.py` is attached" in text
+    text = text_of("side_effect", code="", problems=["no text"])
+    assert "repro.py" not in text and "- no text" in text
+    assert dossier.title_of(Finding(kind="hang", stage="unknown")) == "torch.compile: hang"
+    made = Finding(kind="crash_compile", stage="joint", pass_="p", op="aten.sin.default", direction="backward")
+    assert dossier.title_of(made) == "torch.compile: compile error from aten.sin.default in the backward (joint, p)"
 
 
 def test_what_is_long_is_cut_or_attached() -> None:
     finding = Finding(kind="crash_runtime", stage="unknown", flaky_rate=0.5)
     log = "Traceback\n" + "".join(f"line {i}\n" for i in range(500)) + "RuntimeError: the end"
     graph = "".join(f"    n{i} = 0\n" for i in range(500))
-    text = report_text(finding, code="x = 1\n" * 300, log=log, graph=graph, problems=["no"], versions={}, files={})
+    text = dossier.report_text(
+        finding, code="x = 1\n" * 300, log=log, graph=graph, problems=["no"], versions={}, files={}
+    )
     assert "RuntimeError: the end" in text and "line 3\n" not in text and "lines before" in text
     assert "more lines in graph.txt" in text and "x = 1" not in text and "- no" in text and "50%" in text
     assert len(text.splitlines()) < 220
 
 
-def test_titles() -> None:
-    assert title_of(Finding(kind="hang", stage="unknown")) == "torch.compile: hang"
-    made = Finding(kind="crash_compile", stage="joint", pass_="p", op="aten.sin.default", direction="backward")
-    assert title_of(made) == "torch.compile: compile error from aten.sin.default in the backward (joint, p)"
-
-
 def test_backends_of_rungs() -> None:
-    assert backends_of([]) == {}
-    assert list(backends_of(rungs("dynamo", "plain")).values()) == ["right", "not_run", "not_run", "right"]
-    found = backends_of(rungs("dynamo", wrong=("kernels",)), backend="mine")
+    assert dossier.backends_of([]) == {}
+    assert list(dossier.backends_of(rungs("dynamo", "plain")).values()) == ["right", "not_run", "not_run", "right"]
+    found = dossier.backends_of(rungs("dynamo", wrong=("kernels",)), backend="mine")
     assert found["mine"] == "wrong" and "inductor" not in found
     text = text_of("hang", backends=found)
     assert "| `aot_eager` | not run |" in text and "| `mine` | **wrong** |" in text
 
 
-def test_a_fault_without_a_script_attaches_none() -> None:
-    text = text_of("side_effect", code="", problems=["no text"])
-    assert "repro.py" not in text and "- no text" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_what_is_shown_of_paths_code_and_logs() -> None:
+    for text, expected in (
         ("in /home/alice/p/model.py:3", "in model.py:3"),
         ('File "/opt/v/lib/python3.11/site-packages/torch/_dynamo/x.py", line 3', 'File "torch/_dynamo/x.py", line 3'),
         ("/usr/lib/python3.11/ast.py", "ast.py"),
@@ -186,20 +172,12 @@ def test_a_fault_without_a_script_attaches_none() -> None:
         ("file:///home/alice/x.py", "x.py"),
         ("cd /home/alice; cd /Users/bob/", "cd ~; cd ~"),
         ("/tmp/torchinductor_alice/ab/x.cpp in /tmp/torchinductor_alice", "x.cpp in torchinductor"),
-    ],
-)
-def test_paths_are_scrubbed(text: str, expected: str) -> None:
-    assert scrubbed(text) == expected
-
-
-def test_code_still_runs_when_it_is_scrubbed() -> None:
+    ):
+        assert dossier.scrubbed(text) == expected
     code = 'a = b = c = 8\nx = a /b/c  # /home/alice/m.py\ny = """\n/home/alice/n.py\n"""\n'
-    assert scrubbed_code(code) == 'a = b = c = 8\nx = a /b/c  # m.py\ny = """\nn.py\n"""\n'
-    assert scrubbed_code("def f(:  # /home/alice/x") == "def f(:  # x"
-
-
-def test_logs_are_trimmed() -> None:
-    assert trimmed(CPP_LOG).splitlines() == [
+    assert dossier.scrubbed_code(code) == 'a = b = c = 8\nx = a /b/c  # m.py\ny = """\nn.py\n"""\n'
+    assert dossier.scrubbed_code("def f(:  # /home/alice/x") == "def f(:  # x"
+    assert dossier.trimmed(CPP_LOG).splitlines() == [
         "torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
         "",
         "c5ec.main.cpp: In function ‘void kernel(const float*, float*)’:",
@@ -207,14 +185,29 @@ def test_logs_are_trimmed() -> None:
         "   18 |                         auto tmp1 = compile error!;",
         "      |                                     ^~~~~~~",
     ]
-    assert trimmed("") == ""
+    assert dossier.trimmed("") == ""
+    log = """Traceback (most recent call last):
+  File "/home/alice/graphprobe/diagnose/program.py", line 103, in _call
+    result = function(*args)
+             ^^^^^^^^^^^^^^^
+  File "/home/alice/lib/python3.11/site-packages/torch/_inductor/x.py", line 3, in g
+    return h()
+           ^^^
+RuntimeError: no
+"""
+    assert dossier.trimmed(log).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "torch/_inductor/x.py", line 3, in g',
+        "    return h()",
+        "RuntimeError: no",
+    ]
 
 
 def test_of_several_threads_the_main_one_stays_from_its_innermost_frame_on() -> None:
     log = 'Timeout (0:00:12)!\nThread 0x7f (most recent call first):\n  File "/usr/lib/threading.py", line 3\n\n'
     log += 'Thread 0x8f (most recent call first):\n  File "/home/alice/repro.py", line 14 in my_pass\n'
     log += "".join(f'  File "/x/site-packages/torch/f{i}.py", line {i} in g\n' for i in range(60))
-    lines = trimmed(log).splitlines()
+    lines = dossier.trimmed(log).splitlines()
     assert lines[:3] == [
         "Timeout (0:00:12)!",
         "Thread 0x8f (most recent call first):",
@@ -225,27 +218,9 @@ def test_of_several_threads_the_main_one_stays_from_its_innermost_frame_on() -> 
     assert "in my_pass" in report.partition("### Error logs")[2] and report.count("in my_pass") == 1
 
 
-def test_tracebacks_lose_our_frames_and_carets() -> None:
-    log = """Traceback (most recent call last):
-  File "/home/alice/graphprobe/diagnose/program.py", line 103, in _call
-    result = function(*args)
-             ^^^^^^^^^^^^^^^
-  File "/home/alice/lib/python3.11/site-packages/torch/_inductor/x.py", line 3, in g
-    return h()
-           ^^^
-RuntimeError: no
-"""
-    assert trimmed(log).splitlines() == [
-        "Traceback (most recent call last):",
-        '  File "torch/_inductor/x.py", line 3, in g',
-        "    return h()",
-        "RuntimeError: no",
-    ]
-
-
 def test_the_environment_costs_little_and_names_nobody() -> None:
     found = environment()
     assert {"PyTorch version", "Is debug build", "OS", "GCC version", "Python version", "CPU"} <= set(found)
     assert "[pip3] torch==" in found["Versions of relevant libraries"]
     text = "\n".join(found.values())
-    assert scrubbed(text) == text
+    assert dossier.scrubbed(text) == text

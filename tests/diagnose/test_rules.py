@@ -1,7 +1,5 @@
 """Rules of the search for a culprit, each by itself: what proves a suspect, what explains a rung, which graph broke."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +13,8 @@ from graphprobe.findings import Finding
 from graphprobe.judge import Difference
 
 
-@pytest.mark.parametrize(
-    ("suspected", "shown", "proves"),
-    [
+def test_what_a_piece_proves_and_a_rung_explains() -> None:
+    for suspected, shown, proves in (
         ("wrong_value", ["wrong_value"], True),
         ("wrong_value", ["wrong_dtype"], True),  # the piece shows another side of it
         ("wrong_value", ["crash_compile"], False),  # a piece that is refused shows no wrong value
@@ -26,20 +23,14 @@ from graphprobe.judge import Difference
         ("wrong_value", ["SIGSEGV"], True),
         ("crash_compile", ["crash_compile"], True),
         ("crash_runtime", ["wrong_value"], True),
-    ],
-)
-def test_a_piece_proves_what_fails_as_it_does(suspected: str, shown: list[Any], proves: bool) -> None:
-    died = "SIGSEGV" if shown == ["SIGSEGV"] else None
-    differences = [Difference(kind, 0, "outputs[0]", "") for kind in shown if not died]
-    if shown == ["unsure"]:
-        differences = [Difference("wrong_value", 0, "outputs[0]", "", weight="unsure")]
-    result: Any = SimpleNamespace(differences=differences, died=died)
-    assert prove._alike(SimpleNamespace(kind=suspected), result) is proves  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("rung", "found", "explained"),
-    [
+    ):
+        died = "SIGSEGV" if shown == ["SIGSEGV"] else None
+        differences = [Difference(kind, 0, "outputs[0]", "") for kind in shown if not died]
+        if shown == ["unsure"]:
+            differences = [Difference("wrong_value", 0, "outputs[0]", "", weight="unsure")]
+        result: Any = SimpleNamespace(differences=differences, died=died)
+        assert prove._alike(SimpleNamespace(kind=suspected), result) is proves  # type: ignore[arg-type]
+    for rung, found, explained in (
         ("dynamo", [], False),
         ("dynamo", ["dynamo"], True),
         ("dynamo", ["codegen"], False),  # a kernel's fault is no reason for wrong graphs of Dynamo
@@ -47,11 +38,9 @@ def test_a_piece_proves_what_fails_as_it_does(suspected: str, shown: list[Any], 
         ("kernels", ["codegen", "dynamo"], True),
         ("aot", ["codegen"], False),
         ("aot", ["unknown"], True),
-    ],
-)
-def test_a_rung_is_explained_by_faults_of_the_stages_it_has(rung: str, found: list[str], explained: bool) -> None:
-    findings = [Finding(kind="wrong_value", stage=stage) for stage in found]  # type: ignore[arg-type]
-    assert unexplained.is_explained(rung, findings) is explained  # type: ignore[arg-type]
+    ):
+        findings = [Finding(kind="wrong_value", stage=stage) for stage in found]  # type: ignore[arg-type]
+        assert unexplained.is_explained(rung, findings) is explained  # type: ignore[arg-type]
 
 
 class Stepping:
@@ -69,9 +58,7 @@ class Stepping:
         return [state for state in report["states"] if state == "wrong"]
 
 
-def test_decompositions_that_lay_results_out_otherwise_are_bystanders_unless_they_make_the_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_decompositions_are_bystanders_unless_they_make_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unexplained.msgspec, "convert", lambda value, _: value)
     norm, pool, mean = (
         Finding(kind=kind, stage="decomposition", op=op)

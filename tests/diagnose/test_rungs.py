@@ -1,7 +1,5 @@
 """The rung of the kernels shows the values inside of a graph where that is asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What of torch's settings the program has changed, and how a diagnosis compiles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ def new(before: Changed) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     return inductor, functorch, dynamo, [text for text in after.unsaved if text not in before.unsaved]
 
 
-def test_changes_are_found_in_each_package() -> None:
+def test_changes() -> None:
     before = changed_settings()
     with (
         torch._inductor.config.patch({"epilogue_fusion": False, "cpp.simdlen": 256}),
@@ -42,9 +40,6 @@ def test_changes_are_found_in_each_package() -> None:
     settings = {"epilogue_fusion": False, "cpp.simdlen": 256}
     assert found == (settings, {"functionalize_rng_ops": True}, {"recompile_limit": 3}, [])
     assert new(before) == ({}, {}, {}, [])
-
-
-def test_a_default_and_what_has_no_influence_are_no_changes() -> None:
     config, before = torch._inductor.config, changed_settings()
     with (
         config.patch(epilogue_fusion=config.epilogue_fusion),
@@ -80,7 +75,7 @@ def test_random_ops_as_in_eager(align: bool) -> None:
     assert torch._inductor.config.fallback_random is before
 
 
-def test_backends() -> None:
+def test_backends_and_versions() -> None:
     for backend, is_inductor, name in (
         ("inductor", True, "inductor"),
         ("aot_eager", False, "aot_eager"),
@@ -88,26 +83,20 @@ def test_backends() -> None:
     ):
         made = Compilation(backend, None, Path("x"))
         assert (made.is_inductor, made.backend_name) == (is_inductor, name)
-
-
-def test_versions() -> None:
     found = versions()
     assert found["PyTorch version"] == torch.__version__
     assert torch.backends.cpu.get_cpu_capability() in found["CPU"]
     assert {"PyTorch commit", "Python version", "OS"} <= found.keys()
 
 
-@pytest.mark.parametrize(
-    ("place", "called"),
-    [
+def test_a_line_that_is_not_the_programs_is_told_with_the_one_that_calls() -> None:
+    for place, called in (
         ({"op": "aten.relu.default"}, True),
         ({"op": "aten.relu.default", "source": "/x/site-packages/other.py:3"}, True),
         ({"op": "aten.relu.default", "source": "/x/model.py:3"}, False),
         ({}, False),
-    ],
-)
-def test_a_line_that_is_not_the_programs_is_told_with_the_one_that_calls(place: dict[str, str], called: bool) -> None:
-    compilation, finding = Compilation("inductor", None, Path()), Finding(kind="hang", stage="codegen", **place)  # type: ignore[arg-type]
-    compilation.complete(finding)
-    assert (finding.called_from or "").startswith(f"{__file__}:") == called
-    assert finding.line == (finding.called_from or place.get("source"))
+    ):
+        compilation, finding = Compilation("inductor", None, Path()), Finding(kind="hang", stage="codegen", **place)  # type: ignore[arg-type]
+        compilation.complete(finding)
+        assert (finding.called_from or "").startswith(f"{__file__}:") == called
+        assert finding.line == (finding.called_from or place.get("source"))

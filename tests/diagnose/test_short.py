@@ -1,7 +1,5 @@
 """A short repro says what the recorded graph and values say, in lines that a person would write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -98,12 +96,8 @@ def odd() -> dict[str, torch.Tensor]:
     base = torch.randn(4, 6)
     return {
         "float32": torch.tensor([0.1, -0.0, torch.nan, torch.inf, -torch.inf, 3e38, 1e-42]),
-        "float64": torch.tensor([0.1, 1e300], dtype=torch.float64),
-        "bfloat16": torch.randn(5).bfloat16(),
-        "half": torch.randn(5).half(),
         "complex": torch.tensor([1 + 2j, 0.5]),
         "integers": torch.tensor([[-3, 250]], dtype=torch.int16),
-        "booleans": torch.tensor([True, False]),
         "no dimension": torch.tensor(2.5),
         "empty": torch.empty(0, 3),
         "transposed": base.t(),
@@ -111,8 +105,6 @@ def odd() -> dict[str, torch.Tensor]:
         "expanded": torch.randn(3, 1).expand(3, 4),
         "channels last": torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last),
         "permuted": torch.randn(2, 3, 4).permute(1, 2, 0),
-        "one value": torch.full((40,), 0.25),
-        "zeros": torch.zeros(9, dtype=torch.int64),
         "counted": torch.arange(24.0).view(4, 6),
     }
 
@@ -161,14 +153,11 @@ def test_drawn_values_have_shape_strides_dtype_and_range(name: str) -> None:
         assert value.min() <= got.min() and got.max() <= value.max()
 
 
-def test_views_of_one_memory_share_it_again() -> None:
+def test_views_gradients_and_lists() -> None:
     base = torch.randn(3, 4)
     (a, b), _ = made("inline", base, base[1:])
     a.fill_(7)
     assert bool((b == 7).all())
-
-
-def test_gradients_and_lists() -> None:
     leaf = torch.randn(3, requires_grad=True)
     (first, pair, n), inputs = made("inline", leaf, [leaf * 2, torch.ones(2)], 5)
     assert first.requires_grad and first.is_leaf and pair[0].requires_grad and not pair[0].is_leaf and n == 5
@@ -222,17 +211,8 @@ def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int
         assert shown.output.count("\n") <= 6
 
 
-class Wide(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(3, 200)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.up(x))
-
-
 def test_parameters_are_drawn_too_if_they_are_many() -> None:
-    first, second = shorts(Wide(), torch.ones(1, 3))
+    first, second = shorts(nn.Sequential(nn.Linear(3, 200), nn.ReLU()), torch.ones(1, 3))
     assert len(first.text) < 3000 and "torch.randn(200, 3)" in first.text and not first.tensors
     assert len(second.text) < 3000 and sum(value.numel() for value in second.tensors.values()) >= 800
 

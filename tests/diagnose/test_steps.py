@@ -1,7 +1,5 @@
 """What the steps of a diagnosis find: suspects that are proven, passes that could be watched, the IR of a graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -68,13 +66,11 @@ def compilation(folder: Path) -> Compilation:
     return Compilation("inductor", None, folder, timeout_s=60)
 
 
-def test_a_result_that_is_none_is_right() -> None:
+def test_the_ir_of_a_graph(tmp_path: Path) -> None:
     """As in a backward, of an input without a gradient."""
     x = torch.ones(3)
     assert evidence.loops_of(make_fx(lambda x: (None, x * 2))(x), [x]) == "right"
 
-
-def test_why_the_ir_was_not_looked_into_is_kept(tmp_path: Path) -> None:
     def lacking() -> evidence.Seen:
         raise UnsupportedTorchError("torch 2.99 keeps a Kernel of its IR otherwise")
 
@@ -84,9 +80,7 @@ def test_why_the_ir_was_not_looked_into_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("entries", "notes"), [(executable_snapshots.PATTERN_ENTRIES, []), (("NoSuch",), ["NoSuch"])])
-def test_passes_that_cannot_be_watched_are_noted(
-    entries: Any, notes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unwatched_passes(entries: Any, notes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(executable_snapshots, "PATTERN_ENTRIES", entries)
     report = steps.passes(Program(torch.sin, [((torch.ones(3),), {})]), compilation(tmp_path))
     told = "not every pass was looked into: this torch lacks torch._inductor.pattern_matcher:{}.apply"

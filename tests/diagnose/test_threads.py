@@ -1,13 +1,10 @@
 """`diagnose` of scripts whose threads and processes compile: it comes to an end, with the right answer."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import ROOT, Finished
+from conftest import ROOT
 
 PROGRAM = ROOT / "tests" / "harmless" / "programs" / "threads.py"
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -63,34 +60,19 @@ print(step(torch.zeros(2)).tolist())
 """A thread holds a lock of the program that the compiled function takes, too."""
 
 
-@pytest.fixture
-def diagnosed(run_warm: Callable[..., Finished], tmp_path: Path) -> Callable[..., Finished]:
-    def run(*args: str) -> Finished:
-        return run_warm("-m", "graphprobe", "diagnose", "--out", str(tmp_path / "out"), *args, cwd=tmp_path, env=ENV)
-
-    return run
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "code", "value"), [('"eager"', 0, 1.0), ("wrong", 1, -1.0)])
-def test_a_call_while_another_thread_compiles(
-    backend: str, code: int, value: float, diagnosed: Callable[..., Finished], tmp_path: Path
-) -> None:
-    script = tmp_path / "lock.py"
-    script.write_text(LOCK.replace("BACKEND", backend))
-    done = diagnosed(str(script))
-    assert done.code == code, done.out + done.err
+def test_a_call_while_another_thread_compiles(backend: str, code: int, value: float, diagnosed: Any) -> None:
+    done, _ = diagnosed("lock.py", text=LOCK.replace("BACKEND", backend), code=code, env=ENV)
     assert f"b [{value}, {value}]" in done.out and "come to an end" not in done.out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held_s", [12, 45])
-def test_a_lock_of_the_program_is_no_hang(held_s: int, diagnosed: Callable[..., Finished], tmp_path: Path) -> None:
+def test_a_lock_of_the_program_is_no_hang(held_s: int, diagnosed: Any) -> None:
     """Once it is released, the function is looked at; till then its step is begun again."""
-    script = tmp_path / "own_lock.py"
-    script.write_text(OWN_LOCK.replace("HELD_S", str(held_s)))
-    done = diagnosed(str(script))
-    assert done.code == (0 if held_s == 12 else 125), done.out + done.err
+    text, code = OWN_LOCK.replace("HELD_S", str(held_s)), 0 if held_s == 12 else 125
+    done, _ = diagnosed("own_lock.py", text=text, code=code, env=ENV)
     assert ("waits for a lock" in " ".join(done.out.split())) == (held_s == 45)
     assert "[1.0, 1.0]" in done.out
 
@@ -100,16 +82,15 @@ def test_a_lock_of_the_program_is_no_hang(held_s: int, diagnosed: Callable[..., 
     ("which", "backend"),
     [("server", "right"), ("server", "wrong"), ("pool", "wrong"), ("to_thread", "right"), ("daemon", "right")],
 )
-def test_threads_that_compile(which: str, backend: str, diagnosed: Callable[..., Finished]) -> None:
-    done = diagnosed(str(PROGRAM), which, backend)
-    assert done.code == (backend == "wrong"), done.out + done.err
+def test_threads_that_compile(which: str, backend: str, diagnosed: Any) -> None:
+    done, _ = diagnosed(str(PROGRAM), which, backend, code=int(backend == "wrong"), env=ENV)
     assert f"{which} [" in done.out
     assert ("torch.sin gives wrong numbers" in " ".join(done.out.split())) == (backend == "wrong")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["loader", "processes"])
-def test_processes_of_the_program_are_not_looked_into(which: str, diagnosed: Callable[..., Finished]) -> None:
-    done = diagnosed(str(PROGRAM), which)
-    assert done.code == 125 and f"{which} [0.6654, 0.9982" in done.out, done.out + done.err
+def test_processes_of_the_program_are_not_looked_into(which: str, diagnosed: Any) -> None:
+    done, _ = diagnosed(str(PROGRAM), which, code=125, env=ENV)
+    assert f"{which} [0.6654, 0.9982" in done.out, done.out + done.err
     assert "processes that the program forked called compiled functions" in " ".join(done.out.split())

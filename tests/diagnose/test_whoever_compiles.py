@@ -1,18 +1,13 @@
 """Whoever asks Dynamo to compile is seen; what could not be diagnosed is listed; what is raised only compiled, too."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import Finished
 
-Python = Callable[..., Finished]
-Diagnosed = Callable[..., tuple[Finished, list[dict[str, Any]]]]
+Diagnosed = Callable[..., tuple[Finished, dict[str, Any]]]
 
 HEAD = """\
 import sys
@@ -58,32 +53,16 @@ thread.join()""",
 }
 
 
-@pytest.fixture
-def diagnosed(run_warm: Python, tmp_path: Path) -> Diagnosed:
-    """How diagnosing a script ended, and the diagnoses in its document; there are none where nothing was compiled."""
-
-    def run(script: str, *args: str, code: int) -> tuple[Finished, list[dict[str, Any]]]:
-        (tmp_path / "train.py").write_text(script, "utf-8")
-        made = run_warm("-m", "graphprobe", "diagnose", "--json", "result.json", "train.py", *args, cwd=tmp_path)
-        assert made.code == code, made.out + made.err
-        file = tmp_path / "result.json"
-        found = json.loads(file.read_text("utf-8"))["diagnoses"] if file.exists() else []
-        file.unlink(missing_ok=True)
-        return made, found
-
-    return run
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_way_to_compile(form: str, diagnosed: Diagnosed) -> None:
     script = f"{HEAD}x = torch.ones(3)\n{FORMS[form]}\nprint('ended')\n"
-    done, [found] = diagnosed(script, "wrong", code=1)
-    assert "ended" in done.out
     named = "Module._call_impl (" if form == "a class" else "(train.py:"
-    assert found["verdict"] == "fault" and named in found["function"]
-    done, [found] = diagnosed(script, "right", code=0)
-    assert found["verdict"] == "healthy" and "HEALTHY" in done.out
+    for how, verdict in (("wrong", "fault"), ("right", "healthy")):
+        done, document = diagnosed("train.py", how, text=script, code=int(how == "wrong"))
+        [found] = document["diagnoses"]
+        assert "ended" in done.out and verdict.upper() in done.out
+        assert found["verdict"] == verdict and named in found["function"]
 
 
 LIGHTNING = """\
@@ -130,7 +109,8 @@ print("gradient", lit.net.weight.grad.shape)
 @pytest.mark.parametrize(("how", "code"), [("wrong", 1), ("log", 1), ("right", 0)])
 def test_methods_that_lightning_compiles(how: str, code: int, diagnosed: Diagnosed) -> None:
     """Lightning takes the context of the compiled module; its `log` asks a method for its attributes."""
-    done, [found, *_] = diagnosed(LIGHTNING, how, code=code)
+    done, document = diagnosed("train.py", how, text=LIGHTNING, code=code)
+    found = document["diagnoses"][0]
     assert found["function"] == "Lit.training_step (train.py:18)" and "gradient torch.Size([1, 4])" in done.out
     if how == "log":
         [finding] = found["findings"]
@@ -159,15 +139,13 @@ with torch._dynamo.optimize(backend) if sys.argv[1] != "plain" else torch.no_gra
 
 
 def test_what_could_not_be_diagnosed_is_listed(diagnosed: Diagnosed) -> None:
-    done, [found] = diagnosed(OUTSIDE, "compiles", code=125)
-    said = "Dynamo compiled 1 graph outside of the calls that are diagnosed: f ("
+    done, document = diagnosed("train.py", "compiles", text=OUTSIDE, code=125)
+    [found], said = document["diagnoses"], "Dynamo compiled 1 graph outside of the calls that are diagnosed: f ("
     assert found["verdict"] == "undecided" and found["notes"][0].startswith(said), found
     assert "train.py:6)" in found["notes"][0] and said[:30] in " ".join(done.out.split())
-    done, [found] = diagnosed(OUTSIDE, "raises", code=125)
-    assert (
-        "torch's compiler raised BackendCompilerFailed" in found["notes"][0] and "no such kernel" in found["notes"][0]
-    )
-    done, found = diagnosed(OUTSIDE, "plain", code=2)
+    note = diagnosed("train.py", "raises", code=125)[1]["diagnoses"][0]["notes"][0]
+    assert "torch's compiler raised BackendCompilerFailed" in note and "no such kernel" in note
+    done, _ = diagnosed("train.py", "plain", code=2)
     assert "train.py compiled nothing: no call of torch.compile" in done.err
 
 
@@ -209,7 +187,8 @@ print("ended")
 )
 def test_an_exception_of_a_late_call(how: str, code: int, diagnosed: Diagnosed) -> None:
     """Though the script catches the exception: a finding, if the call raises compiled alone, and never HEALTHY."""
-    done, found = diagnosed(LATE, how, code=code)
+    done, document = diagnosed("train.py", how, text=LATE, code=code)
+    found = document["diagnoses"]
     assert "ended" in done.out and ("caught" in done.out) is (how != "never")
     if how == "by value":
         assert (found[-1]["function"], found[-1]["verdict"]) == ("f (train.py:15), call 13", "fault")

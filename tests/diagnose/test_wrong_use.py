@@ -1,7 +1,5 @@
 """Wrong arguments of `diagnose`: said at once, before anything runs and with nothing on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +79,6 @@ def test_usage(case: str, tmp_path: Path) -> None:
 
 
 def prepared(*args: Any, **kwargs: Any) -> Any:
-    """The program and compilation that `diagnose` would look into."""
     found: list[Any] = []
 
     def climb(ladder: api.Ladder, *_: Any) -> Diagnosis:
@@ -106,20 +103,24 @@ def test_right_use_is_let_through(tmp_path: Path) -> None:
     assert compilation.backend_name == "eager"
 
 
-def test_gradients_are_run_where_anything_requires_one() -> None:
+def test_gradients_and_folders(tmp_path: Path) -> None:
     grown = torch.ones(2, requires_grad=True)
     assert prepared(fn, X)[0].grad is None
     assert prepared(fn, X, grad=True)[0].grad is None, "nothing requires one"
     assert prepared(fn, grown)[0].grad is True
     assert prepared(fn, grown, grad=False)[0].grad is False
     assert prepared(torch.nn.Linear(2, 2), X)[0].grad is True
+    first, second = (prepared(fn, X)[1].folder for _ in range(2))
+    assert first != second
+    assert first.parent == tmp_path / "here" / "graphprobe-diagnosis"
+    assert not first.exists(), "it is made when there is something to put into it"
 
 
 def own_backend(gm: Any, inputs: Any) -> Any:
     return gm.forward
 
 
-def test_how_it_was_compiled_is_kept() -> None:
+def test_how_it_was_compiled_and_what_is_asked_for() -> None:
     options = {"max_autotune": True}
     for target in (fn, torch.nn.Linear(2, 2)):
         kept = prepared(torch.compile(target, options=options, dynamic=True, fullgraph=True), X)[1]
@@ -135,9 +136,6 @@ def test_how_it_was_compiled_is_kept() -> None:
     assert mode.inductor_settings["max_autotune"] is True
     own = prepared(torch.compile(fn, backend=own_backend, dynamic=False), X)[1]
     assert (own.backend, own.dynamic, own.inductor_settings) == (own_backend, False, {})
-
-
-def test_what_is_asked_for_comes_before_how_it_was_compiled() -> None:
     compiled = torch.compile(fn, options={"max_autotune": True}, dynamic=True, fullgraph=True)
     other = prepared(compiled, X, dynamic=False, fullgraph=False, options={"epilogue_fusion": False})[1]
     assert (other.dynamic, other.fullgraph, other.inductor_settings) == (False, False, {"epilogue_fusion": False})
@@ -147,10 +145,3 @@ def test_what_is_asked_for_comes_before_how_it_was_compiled() -> None:
     assert lone.is_inductor is False and lone.fullgraph
     asked = prepared(fn, X, mode="max-autotune-no-cudagraphs", fullgraph=True)[1]
     assert (asked.fullgraph, asked.inductor_settings["max_autotune"]) == (True, True)
-
-
-def test_dossiers_go_into_a_new_folder(tmp_path: Path) -> None:
-    first, second = (prepared(fn, X)[1].folder for _ in range(2))
-    assert first != second
-    assert first.parent == tmp_path / "here" / "graphprobe-diagnosis"
-    assert not first.exists(), "it is made when there is something to put into it"

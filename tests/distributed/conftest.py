@@ -1,7 +1,5 @@
 """Programs on several ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`diagnose` on several ranks: it ends, each rank has its own answer, and the program goes on as it would."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -21,7 +19,6 @@ import os, sys, threading, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from graphprobe.internals.operators import collectives
-
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 model = torch.nn.Linear(3, 2)
 if sys.argv[1] == "ddp":
@@ -30,7 +27,6 @@ else:
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
 x = torch.ones(2, 3)
 model(x).sum().backward()
-
 def answered():
     model(x).sum().backward()
     summed = [torch.ones(2)]
@@ -38,7 +34,6 @@ def answered():
     dist.all_gather([torch.zeros(2)], summed[0])
     dist.barrier()
     print("answered", summed[0].tolist(), collectives.ranks(), flush=True)
-
 name = dist.group.WORLD.group_name
 child = os.fork()
 if child == 0:
@@ -73,7 +68,6 @@ WORDS = ("-m", "graphprobe", "diagnose", "--out", "out", "--json", "result.json"
 
 
 def diagnoses(folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
-    """The one diagnosis of each rank."""
     documents = [json.loads((folder / f"result-rank_{rank}.json").read_text("utf-8")) for rank in range(ranks)]
     found = [document["diagnoses"] for document in documents]
     assert [len(diagnoses) for diagnoses in found] == [1] * ranks
@@ -101,9 +95,7 @@ def test_programs_of_two_ranks_are_diagnosed(run_ranks: Run, tmp_path: Path, kin
     ("kind", "ranks", "faulty"),
     [("ddp", 2, [0, 1]), ("ddp", 2, [1]), ("ddp", 4, [3]), ("fsdp", 2, [1]), ("fsdp", 4, [3])],
 )
-def test_a_fault_is_found_in_the_ranks_that_have_it(
-    run_ranks: Run, tmp_path: Path, kind: str, ranks: int, faulty: list[int]
-) -> None:
+def test_a_fault_found_in_its_ranks(run_ranks: Run, tmp_path: Path, kind: str, ranks: int, faulty: list[int]) -> None:
     run_ranks(ranks, "diagnosed.py", kind, "accuracy", *map(str, faulty), cwd=tmp_path, before=WORDS, code=1)
     for rank, diagnosis in enumerate(diagnoses(tmp_path, ranks)):
         assert diagnosis["verdict"] == ("fault" if rank in faulty else "healthy")

@@ -3,8 +3,6 @@
 One bit of a weight on one rank of DDP and FSDP2: rank, weight and step are named, and healthy runs agree.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +107,6 @@ RANKS = {"ddp": 4, "fsdp2": 2}
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp2"])
 def bits(request: Any, run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """Dumps of training steps with and without a wrong bit on one rank."""
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     cases = ["plain", "healthy", "again", "lowest", "highest", *(["shard"] if kind == "fsdp2" else [])]
     run_ranks(RANKS[kind], "dumped.py", str(folder), kind, *cases, cwd=folder)

@@ -1,7 +1,5 @@
 """Ranks, forked and spawned processes: a run for each. Threads: a model for each graph. None torn, none mixed up."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +15,6 @@ RunRanks = Callable[..., Finished]
 
 
 def whole(run: Run) -> None:
-    """Every line, every file, every number is there."""
     events = run.events()
     assert [event.seq for event in events] == list(range(len(events)))
     assert len(events) > 10
@@ -77,9 +74,7 @@ def test_a_folder_for_each_rank(alone: list[str], run_ranks: RunRanks, tmp_path:
 
 
 @pytest.mark.slow
-def test_torchrun_and_the_environment_switch_on_each_rank(
-    alone: list[str], torchrun: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_torchrun_and_the_environment(alone: list[str], torchrun: Callable[..., Finished], tmp_path: Path) -> None:
     done = torchrun("ddp.py", "--import", cwd=tmp_path, env={"TORCH_COMPILE_DEBUG": "1"})
     assert done.code == 0, done.err[-4000:]
     assert ranks_said(done) == alone
@@ -110,7 +105,6 @@ def test_children(method: str, run_ranks: RunRanks, tmp_path: Path) -> None:
 
 
 def constants_of(run: Run) -> list[set[int]]:
-    """For each model, which of the programs' constants stand in its graphs."""
     found = []
     for model in run.models():
         texts = [run.text(e) for e in model.events if e.path is not None and e.path.endswith(".txt")]
@@ -120,7 +114,6 @@ def constants_of(run: Run) -> list[set[int]]:
 
 @pytest.fixture(scope="module")
 def threads(run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Finished]:
-    """A run of eight threads that compile at once."""
     out = tmp_path_factory.mktemp("threads")
     watched = ("-m", "graphprobe", "run", "-q", "--save-inputs", "--graph-dump", "py", "--out", str(out))
     done = run_ranks(0, "threads.py", cwd=out.parent, before=watched)

@@ -1,7 +1,5 @@
 """Other processes: whether one has ended, and what it wrote."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tensors of every dtype for the tests of statistics."""
 
-from __future__ import annotations
-
 import torch
 
 from graphprobe.engine.tensor_stats import _BY_DTYPE

@@ -1,7 +1,5 @@
 """Statistics by torch operators, as on an accelerator: the same as those of the CPU kernel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -42,21 +40,15 @@ def test_float64_extremes(size: float) -> None:
     assert found.std == pytest.approx(expected.std, rel=1e-12, abs=1e-320)
 
 
-def test_views_and_odd_offsets() -> None:
+def test_views_rows_and_wrong_use() -> None:
     x = torch.randn(40, 30)
     for view in (x.t(), x[3:, ::2], x[0].expand(5, 30), torch.randint(0, 256, (1001,), dtype=torch.uint8)[1:]):
         assert_agree(finish(stats_async(view)), stats_of(view), name(view.dtype))
-
-
-def test_rows_of_many_tensors_travel_together() -> None:
     tensors = [torch.randn(5), torch.arange(7), torch.tensor(True)]
     rows = torch.stack([stats_async(t) for t in tensors])
     assert rows.shape == (3, RAW_LENGTH)
     assert [finish(row).count for row in rows] == [5, 7, 1]
     assert finish(rows[1].tolist()) == finish(rows[1])
-
-
-def test_wrong_use() -> None:
     with pytest.raises(ValueError, match="3 numbers"):
         finish([1, 2, 3])
     with pytest.raises(UsageError, match="meta device"):

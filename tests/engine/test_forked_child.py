@@ -1,7 +1,5 @@
 """A step in a child process: what it gives back, how it may end, and that nothing of it reaches this process."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os
@@ -70,26 +68,16 @@ def test_a_value_comes_back() -> None:
     assert msgspec.convert(outcome.value[0], Point) == Point(1, b"ab")
 
 
-@pytest.mark.parametrize(
-    ("step", "name", "message"),
-    [
+def test_what_cannot_be_sent_or_ends_a_process_raises() -> None:
+    for step, name, message in (
         (lambda: object(), "TypeError", "object"),
         (lambda: raising(SystemExit(3)), "SystemExit", "3"),
         (lambda: raising(KeyboardInterrupt()), "KeyboardInterrupt", ""),
-    ],
-)
-def test_what_cannot_be_sent_and_what_would_end_a_process_is_an_exception(
-    step: Callable[[], Any], name: str, message: str
-) -> None:
-    outcome = isolated(step)
-    assert outcome.raised is not None and outcome.raised.type == name and message in outcome.raised.message
-    assert outcome.value is None and not outcome.died
-
-
-def test_an_exit_without_an_exception() -> None:
-    outcome = isolated(lambda: os._exit(7))
-    assert outcome.raised == Raised("SystemExit", "the process ended with exit code 7", "")
-    assert not outcome.died
+        (lambda: os._exit(7), "SystemExit", "the process ended with exit code 7"),
+    ):
+        outcome = isolated(step)
+        assert outcome.raised is not None and outcome.raised.type == name and message in outcome.raised.message
+        assert outcome.value is None and not outcome.died
 
 
 def test_an_exception_comes_with_its_traceback() -> None:
@@ -110,28 +98,28 @@ def test_an_exception_comes_with_its_traceback() -> None:
     assert raised_from(OwnError("x")) == Raised(f"{__name__}.OwnError", "x", f"{__name__}.OwnError: x\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [
+def test_a_signal_ends_the_child_alone() -> None:
+    for name, step in (
         ("SIGSEGV", lambda: quietly(lambda: ctypes.string_at(0))),
         ("SIGABRT", lambda: quietly(os.abort)),
         ("SIGTERM", lambda: os.kill(os.getpid(), signal.SIGTERM)),
         ("SIGKILL", lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    ],
-)
-def test_a_signal_ends_the_child_alone(name: str, step: Callable[[], Any]) -> None:
-    outcome = isolated(step)
-    assert (outcome.signal, outcome.died, outcome.timed_out) == (name, True, False)
-    assert outcome.value is None and outcome.raised is None
+    ):
+        outcome = isolated(step)
+        assert (outcome.signal, outcome.died, outcome.timed_out) == (name, True, False)
+        assert outcome.value is None and outcome.raised is None
 
 
-def test_the_words_of_an_exception_in_cpp_are_told() -> None:
+def test_the_end_of_what_a_crash_says() -> None:
     def step() -> None:
         os.write(2, b"terminate called after throwing an instance of 'E'\n  what():  TypeError: unhashable\n\nAt:\n")
         quietly(os.abort)
 
     assert isolated(step).end == "the process was ended by SIGABRT: TypeError: unhashable"
     assert isolated(lambda: quietly(os.abort)).end == "the process was ended by SIGABRT"
+    outcome = isolated(lambda: os.write(2, b"x" * (2 * TAIL) + b"the end") and quietly(os.abort))
+    assert outcome.signal == "SIGABRT"
+    assert len(outcome.output) <= TAIL and "the end" in outcome.output
 
 
 def test_the_time_limit_ends_all_that_the_step_has_started(tmp_path: Path) -> None:
@@ -190,9 +178,8 @@ def test_a_step_that_holds_the_interpreter_is_killed_all_the_same() -> None:
     assert "It stood" not in outcome.end and outcome.end.startswith("it did not end within")
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
+def test_an_exception_in_short_has_the_words_of_the_compiler() -> None:
+    for message, expected in (
         ("no\nand so\non", "ValueError: no and so"),
         ("", "ValueError: "),
         (
@@ -201,10 +188,8 @@ def test_a_step_that_holds_the_interpreter_is_killed_all_the_same() -> None:
             "ValueError: CppCompileError: C++ compile error: ‘a’ was not declared, in `auto tmp1 = a b!;`",
         ),
         ("x.cu(3): what\ny:1: fatal error: no such file", "ValueError: x.cu(3): what y:1: fatal error: no such file"),
-    ],
-)
-def test_an_exception_in_short_has_the_words_of_the_compiler(message: str, expected: str) -> None:
-    assert Raised("ValueError", message, "").short == expected
+    ):
+        assert Raised("ValueError", message, "").short == expected
 
 
 def test_a_process_left_behind_does_not_hold_up(tmp_path: Path) -> None:
@@ -280,12 +265,6 @@ def test_output_is_captured_from_every_level(capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr() == ("", "")
 
 
-def test_output_of_a_crash_is_kept_and_cut_to_its_end() -> None:
-    outcome = isolated(lambda: os.write(2, b"x" * (2 * TAIL) + b"the end") and quietly(os.abort))
-    assert outcome.signal == "SIGABRT"
-    assert len(outcome.output) <= TAIL and "the end" in outcome.output
-
-
 def test_changes_and_settings_of_compilation_stay_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     module, config = torch.nn.Linear(3, 3), torch._inductor.config
     before = [p.detach().clone() for p in module.parameters()]
@@ -317,7 +296,6 @@ def test_changes_and_settings_of_compilation_stay_in_the_child(monkeypatch: pyte
 
 
 def children() -> set[int]:
-    """Processes that this one has started and not waited for."""
     status = [path.read_text("utf-8") for path in Path("/proc").glob("[0-9]*/stat")]
     fields = [(text.partition(" ")[0], text.rpartition(")")[2].split()[1]) for text in status]
     return {int(pid) for pid, parent in fields if int(parent) == os.getpid()}
@@ -386,17 +364,6 @@ def test_parallel_operations_work_after_this_process_has_used_them() -> None:
         torch.set_num_threads(threads)
 
 
-def test_compiling_in_the_child_after_compiling_here() -> None:
-    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="aot_eager")
-    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
-
-    def step() -> list[float]:
-        other = torch.compile(lambda x: torch.relu(x) + 2, backend="aot_eager")
-        return [*compiled(torch.ones(1)).tolist(), *other(torch.ones(1)).tolist()]
-
-    assert isolated(step, timeout_s=120).value == [2.0, 3.0]
-
-
 def test_where_a_fork_is_impossible_the_step_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(after_fork, "can_fork", lambda: False)
     assert isolated(lambda: [os.getpid(), (1, 2)]).value == [os.getpid(), [1, 2]]
@@ -426,9 +393,7 @@ print(found.raised, found.value[1], found.value[0] == os.getpid(), torch.version
 
 
 @pytest.mark.parametrize("asked", ["before", "after"])
-def test_a_step_with_a_backward_after_one_here(
-    asked: str, run_python: Callable[..., Any], run_warm: Callable[..., Any]
-) -> None:
+def test_a_backward_after_one_here(asked: str, run_python: Callable[..., Any], run_warm: Callable[..., Any]) -> None:
     """A build for CUDA has autograd's threads once something was compiled: either none begin, or the step runs here."""
     run = run_warm if torch.version.cuda is None else run_python  # a warm process has had its first backward
     done = run("-c", AFTER_A_BACKWARD, asked)
@@ -459,9 +424,7 @@ def test_with_threads_of_autograd_there_is_no_fork() -> None:
 
 
 @pytest.mark.parametrize(("held_s", "stuck"), [(3.0, False), (60.0, True)])
-def test_a_step_that_waits_for_a_lock_of_another_thread_is_begun_again(
-    held_s: float, stuck: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_waits_for_a_lock_begins_again(held_s: float, stuck: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says nothing of the step, and is no hang, if the lock is not released meanwhile."""
     monkeypatch.setattr(forked_child, "STUCK_S", 1.0)
     lock, held, over = threading.Lock(), threading.Event(), threading.Event()

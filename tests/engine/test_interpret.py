@@ -1,7 +1,5 @@
 """Graphs run node by node: every value as it was when it was made, and the caller's tensors as they were before."""
 
-from __future__ import annotations
-
 import collections
 from typing import Any
 
@@ -34,16 +32,25 @@ def test_large_values_that_are_kept_in_a_file_are_the_same(fn: Any) -> None:
             assert torch.equal(a, b) and a.stride() == b.stride(), name
 
 
-def test_outputs_and_the_value_of_every_node() -> None:
+def test_outputs_values_and_the_node_that_raises() -> None:
     gm = symbolic_trace(lambda x: (torch.relu(x) * 2, x.sum()))
     run = run_graph(gm, [torch.tensor([-1.0, 2.0])])
     assert run.failed is None
     assert [t.tolist() for t in run.outputs] == [[0.0, 4.0], 1.0]
     values = {name: value.tolist() for name, value in run.values.items()}
     assert values == {"x": [-1.0, 2.0], "relu": [0.0, 2.0], "mul": [0.0, 4.0], "sum_1": 1.0}
+    gm = symbolic_trace(lambda x, y: torch.relu(torch.mm(x, y)) + 1)
+    run = run_graph(gm, [torch.ones(2, 3), torch.ones(2, 3)])
+    assert run.failed is not None
+    node, error = run.failed
+    assert (node.name, type(error)) == ("mm", RuntimeError)
+    assert "mat1 and mat2" in str(error)
+    assert run.outputs is None
+    assert sorted(run.values) == ["x", "y"]
+    assert run_graph(gm, [torch.ones(2, 3), torch.ones(3, 2)]).failed is None
 
 
-def test_values_are_as_they_were_when_made_and_the_callers_inputs_as_they_were_before() -> None:
+def test_inputs_of_a_run() -> None:
     gm = make_fx(in_place)(torch.ones(2), torch.zeros(2))
     x, y = torch.tensor([1.0, 2.0]), torch.zeros(2)
     run = run_graph(gm, [x, y])
@@ -52,9 +59,6 @@ def test_values_are_as_they_were_when_made_and_the_callers_inputs_as_they_were_b
     assert [t.tolist() for t in run.inputs] == [[1.0, 2.0], [3.0, 5.0]]
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0.0, 0.0])
     assert run_graph(gm, [x, y]).inputs[1].tolist() == [3.0, 5.0], "a run does not see the one before"
-
-
-def test_inputs_that_share_memory_share_it_in_the_run() -> None:
     gm = symbolic_trace(lambda x, y: (x.add_(1), y * 2)[1])
     base = torch.zeros(4)
     run = run_graph(gm, [base[:2], base[1:3]])
@@ -62,7 +66,7 @@ def test_inputs_that_share_memory_share_it_in_the_run() -> None:
     assert base.tolist() == [0.0] * 4
 
 
-def test_copies_keep_strides_offsets_and_what_they_share() -> None:
+def test_copies() -> None:
     base = torch.arange(12.0).reshape(3, 4)
     values = [base.t(), base[1:, 1], base.view(torch.int32), torch.ones(1).expand(3), torch.zeros(0, 2), 7, "text"]
     made = copied_together(values)
@@ -73,45 +77,24 @@ def test_copies_keep_strides_offsets_and_what_they_share() -> None:
     made[0][1, 1] = -1.0
     assert made[1][0] == made[2].view(torch.float32)[1, 1] == -1.0, "the copies share memory"
     assert base[1, 1] == 5.0
-
-
-def test_copies_of_lazy_views() -> None:
     x = torch.tensor([1 + 2j, 3 - 1j])
     values = [x.conj(), x.conj().imag, x.real]
     made = copied_together(values)
     assert [t.tolist() for t in made] == [t.tolist() for t in values]
     assert [t.is_conj() for t in made] == [True, False, False]
     assert [t.is_neg() for t in made] == [False, True, False]
-
-
-def test_empty_tensors_share_nothing_and_what_is_no_strided_tensor_is_passed_on() -> None:
     made = copied_together([torch.zeros(0), torch.zeros(0, dtype=torch.int64)])
     assert [t.dtype for t in made] == [torch.float32, torch.int64]
     sparse, meta = torch.eye(2).to_sparse(), torch.empty(2, device="meta")
     assert [a is b for a, b in zip(copied_together([sparse, meta, None]), (sparse, meta, None), strict=True)] == [
         True
     ] * 3
-
-
-def test_a_copy_of_nested_values() -> None:
     x = torch.ones(2, requires_grad=True)
     made = copied([x, (x * 2, 3)])
     assert isinstance(made, list) and isinstance(made[1], tuple)
     assert not made[0].requires_grad and made[0].data_ptr() != x.data_ptr()
     pair = Pair(x, 1)
     assert copied(pair) is pair and copied(torch.ones(2, 3).t()).stride() == (1, 3)
-
-
-def test_the_node_that_raises_is_recorded() -> None:
-    gm = symbolic_trace(lambda x, y: torch.relu(torch.mm(x, y)) + 1)
-    run = run_graph(gm, [torch.ones(2, 3), torch.ones(2, 3)])
-    assert run.failed is not None
-    node, error = run.failed
-    assert (node.name, type(error)) == ("mm", RuntimeError)
-    assert "mat1 and mat2" in str(error)
-    assert run.outputs is None
-    assert sorted(run.values) == ["x", "y"]
-    assert run_graph(gm, [torch.ones(2, 3), torch.ones(3, 2)]).failed is None
 
 
 @pytest.mark.parametrize("op", ["_unsafe_index", "index"])
@@ -141,14 +124,11 @@ def test_a_watch_sees_arguments_before_the_call_changes_them_and_may_interrupt()
     assert seen == [("add_", [-3.0]), ("relu", [-2.0])]
 
 
-def test_no_gradient_is_recorded_and_values_are_left_out_on_demand() -> None:
+def test_a_run_leaves_no_trace() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     run = run_graph(symbolic_trace(torch.nn.ReLU()), [x], keep=False)
     assert (run.values, run.outputs.tolist()) == ({}, [1.0, 2.0])
     assert not run.outputs.requires_grad and x.grad is None
-
-
-def test_random_ops_draw_the_same_in_every_run() -> None:
     gm = symbolic_trace(lambda x: torch.dropout(x, 0.5, True))
     before = torch.get_rng_state()
     first, second = (run_graph(gm, [torch.ones(64)]).outputs for _ in range(2))
@@ -166,11 +146,6 @@ def test_symbolic_numbers_become_their_hints() -> None:
     torch.compile(lambda x: x * 2, backend=backend, dynamic=True)(torch.ones(5))
     assert sizes == [[5]]
     assert type(sizes[0][0]) is int
-
-
-def test_flat_outputs() -> None:
-    assert flat_outputs([1, (2, [3, None])]) == [1, 2, 3, None]
-    assert flat_outputs(1) == [1]
 
 
 def pure(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -208,11 +183,13 @@ def test_what_may_write_is_no_function(fn: Any) -> None:
     assert not is_functional(symbolic_trace(fn))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [torch.randn(3, 4).t(), torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(5).expand(3, 5), torch.randn(6)[::2]],
-)
-def test_what_takes_the_place_of_a_copy_looks_like_one(value: torch.Tensor) -> None:
-    copy, same = copied(value), as_copied(value)
-    assert (same.stride(), same.storage_offset()) == (copy.stride(), copy.storage_offset())
-    assert torch.equal(same, copy) and same.untyped_storage().nbytes() == copy.untyped_storage().nbytes()
+def test_what_takes_the_place_of_a_copy_looks_like_one() -> None:
+    for value in [
+        torch.randn(3, 4).t(),
+        torch.randn(2, 3, 4).permute(2, 0, 1),
+        torch.randn(5).expand(3, 5),
+        torch.randn(6)[::2],
+    ]:
+        copy, same = copied(value), as_copied(value)
+        assert (same.stride(), same.storage_offset()) == (copy.stride(), copy.storage_offset())
+        assert torch.equal(same, copy) and same.untyped_storage().nbytes() == copy.untyped_storage().nbytes()

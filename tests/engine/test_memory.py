@@ -1,7 +1,5 @@
 """How much memory there is, and what a step is predicted to need; nothing here needs much."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from graphprobe.engine.memory import STEPS, Sizes, free_memory, predicted, told
 MIB = 1 << 20
 
 
-def test_what_a_step_needs_follows_from_the_sizes() -> None:
+def test_what_a_step_needs() -> None:
     sizes = Sizes(state=100, wide=400, largest=50, run=300, ops=1000)
     assert predicted("float64", sizes) == 400 + 4 * 300, "bfloat16 takes four times the room"
     assert predicted("judging", sizes) == memory.JUDGED * 50
@@ -22,9 +20,6 @@ def test_what_a_step_needs_follows_from_the_sizes() -> None:
     assert needs == [300 + 100 + 1000, 300 + 100 + 2000, 300 + 400 + 2000 + memory.COMPILER]
     assert predicted("kernels as they are", sizes) < predicted("kernels", sizes)
     assert all(predicted(step, Sizes()) <= memory.COMPILER for step in (*STEPS, "float64", "judging"))
-
-
-def test_the_state_is_counted_in_its_own_dtypes_and_in_float64() -> None:
     sizes = Sizes()
     sizes.know([torch.ones(8, dtype=torch.bfloat16), torch.ones(8), torch.ones(8, dtype=torch.int32)])
     assert (sizes.state, sizes.wide) == (16 + 32 + 32, 64 + 64 + 32)
@@ -50,6 +45,5 @@ def test_a_step_tells_by_how_much_its_process_grew() -> None:
     assert isolated(lambda: 1).grown < 50 * MIB
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 MiB"), (3 * MIB, "3 MiB"), (3 << 30, "3.0 GiB")])
-def test_a_size_in_words(size: int, text: str) -> None:
-    assert told(size) == text
+def test_a_size_in_words() -> None:
+    assert [told(size) for size in (0, 3 * MIB, 3 << 30)] == ["0 MiB", "3 MiB", "3.0 GiB"]

@@ -1,7 +1,5 @@
 """Lines, modules and ops named from graphs that Dynamo and AOTAutograd really make."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,7 +100,7 @@ def test_graphs_of_aot_autograd_name_the_same_modules_forward_and_backward() -> 
     assert ("aten.mm.default", "blocks.1.fc") in gradients
 
 
-def test_the_line_is_the_innermost_of_the_program() -> None:
+def test_lines_and_modules_in_words() -> None:
     gm = dynamo_graph(Model(), torch.ones(2, 4))
     lines = {op_of(n): source_of(n) for n in calls(gm.graph)}
     assert lines["torch.relu"] == f"{__file__}:{Block.forward.__code__.co_firstlineno + 1}"
@@ -110,47 +108,34 @@ def test_the_line_is_the_innermost_of_the_program() -> None:
     inside = [n for n in calls(dynamo_graph(padded, torch.ones(1, 2, 4)).graph) if "torch/nn/" in (n.stack_trace or "")]
     assert inside, "torch's function, which is written in Python, is traced into"
     assert {source_of(n) for n in inside} == {f"{__file__}:{padded.__code__.co_firstlineno + 1}"}
-
-
-def test_a_module_is_told_with_its_class_and_that_of_the_outermost() -> None:
     told = {op_of(n): module_in_words(n) for n in calls(dynamo_graph(closing_over(Model()), torch.ones(2, 4)).graph)}
     assert told["torch.tanh"] == "seq.1 (Tanh) of Model"
     assert told["torch.relu"] == "named.a (Block) of Model"
     assert told["torch.Tensor.sin"] is None
     assert module_in_words(node_of(torch.relu)) is None
-
-
-LIBRARY_LINE = "/home/a/.venv/lib/python3.11/site-packages/transformers/pytorch_utils.py"
-
-
-@pytest.mark.parametrize(
-    ("files", "line"),
-    [
-        (["/home/a/train.py", LIBRARY_LINE], "/home/a/train.py:1"),
-        (["/home/a/train.py", "/home/a/model.py", LIBRARY_LINE, torch.nn.__file__], "/home/a/model.py:2"),
-        ([LIBRARY_LINE, "/home/a/hook.py"], None),
-        (["/home/a/train.py", torch.nn.__file__], None),
-        ([LIBRARY_LINE], None),
-        ([], None),
-    ],
-)
-def test_the_line_of_the_program_that_leads_to_a_library(files: list[str], line: str | None) -> None:
-    node = node_of(torch.relu)
-    frames = [f'  File "{file}", line {number}, in f\n    g()' for number, file in enumerate(files, 1)]
-    node.meta["stack_trace"] = "\n".join(frames)
-    assert program_line_of(node) == line
-
-
-def test_the_line_of_the_last_frame() -> None:
     node = node_of(torch.relu)
     assert source_of(node) is None and module_of(node) is None, "nothing is known of a bare node"
     node.meta["stack_trace"] = '  File "a b.py", line 3, in f\n    g()\n  File "/x/c.py", line 40, in g\n    x.relu()'
     assert source_of(node) == "/x/c.py:40"
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
+LIBRARY_LINE = "/home/a/.venv/lib/python3.11/site-packages/transformers/pytorch_utils.py"
+
+
+def test_lines_and_paths() -> None:
+    for files, line in (
+        (["/home/a/train.py", LIBRARY_LINE], "/home/a/train.py:1"),
+        (["/home/a/train.py", "/home/a/model.py", LIBRARY_LINE, torch.nn.__file__], "/home/a/model.py:2"),
+        ([LIBRARY_LINE, "/home/a/hook.py"], None),
+        (["/home/a/train.py", torch.nn.__file__], None),
+        ([LIBRARY_LINE], None),
+        ([], None),
+    ):
+        node = node_of(torch.relu)
+        frames = [f'  File "{file}", line {number}, in f\n    g()' for number, file in enumerate(files, 1)]
+        node.meta["stack_trace"] = "\n".join(frames)
+        assert program_line_of(node) == line
+    for path, name in (
         ("L['self'].blocks.3.mlp", "blocks.3.mlp"),
         ("L['self']._modules['blocks']._modules['3'].mlp", "blocks.3.mlp"),
         ("G['model'].layers[0].selfattention", "layers.0.selfattention"),
@@ -158,14 +143,11 @@ def test_the_line_of_the_last_frame() -> None:
         ("self.selfish", "selfish"),
         ("L['self']", None),
         ("", None),
-    ],
-)
-def test_paths(path: str, name: str | None) -> None:
-    """The innermost counts; the modules of the forward serve for the backward."""
-    for key in ("nn_module_stack", "fwd_nn_module_stack"):
-        node = node_of(torch.relu)
-        node.meta[key] = {"0": ("L['self'].a", Block), "1": (path, Block)} if name else {"0": (path, Block)}
-        assert module_of(node) == name
+    ):
+        for key in ("nn_module_stack", "fwd_nn_module_stack"):
+            node = node_of(torch.relu)
+            node.meta[key] = {"0": ("L['self'].a", Block), "1": (path, Block)} if name else {"0": (path, Block)}
+            assert module_of(node) == name
 
 
 OPS = {
@@ -180,11 +162,8 @@ OPS = {
 }
 
 
-def test_ops() -> None:
+def test_ops_and_what_they_are_in_aten() -> None:
     assert {name: op_of(node) for name, node in OPS.items()} == {name: name for name in OPS}
-
-
-def test_what_other_ops_are_in_aten() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     pooled = graph.call_function(torch.ops.prims.sin.default, (x,))

@@ -1,7 +1,5 @@
 """A compiled graph with its launches replaced: nothing replaced changes nothing, everything replaced is as eager."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -46,9 +44,7 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
 
-def build(
-    fn: Any, args: list[Any], *, grad: bool = False, dynamic: bool | None = None
-) -> list[tuple[MixedGraph, Any, Any]]:
+def build(fn: Any, args: Any, *, grad: bool = False, dynamic: bool | None = None) -> list[tuple[MixedGraph, Any, Any]]:
     """Each compiled graph with its inputs of the first call and its outputs then."""
     found: list[tuple[LoweredGraph, Any, list[Any], list[Any]]] = []
 
@@ -117,7 +113,6 @@ def test_none_and_all(name: str) -> None:
 
 
 def test_replaced_launch_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel is made to fail, so that only its replacement can give the values."""
     ((mixed, inputs, outputs),) = built("attention")
     name = next(launch.io.name for launch in mixed.launches if launch.io.kind == "kernel")
 

@@ -1,7 +1,5 @@
 """Runs in which narrow results are rounded anew, and the judgement made of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -10,23 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from graphprobe.engine.rounding import (
-    MORE_RUNS,
-    RUNS,
-    RoundedAnew,
-    held_roundoff,
-    judge_narrow,
-    pooled,
-    roundings_apart,
-    untouched,
-)
+from graphprobe.engine import rounding
 
 BF16 = torch.bfloat16
 U = 2.0**-8
 
 
-def anew(seed: int = 0) -> RoundedAnew:
-    return RoundedAnew(torch.Generator().manual_seed(seed))
+def anew(seed: int = 0) -> rounding.RoundedAnew:
+    return rounding.RoundedAnew(torch.Generator().manual_seed(seed))
 
 
 def values(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -37,12 +26,11 @@ def values(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     "dtype", [BF16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64]
 )
 def test_a_third_of_the_elements_moves_by_one_unit_in_the_last_place(dtype: torch.dtype) -> None:
-    """Of wide results, if that is asked for."""
     wide = dtype.itemsize >= 4
     x = torch.rand(20000, dtype=dtype if wide else None) + 1.01  # in [1, 2) an ulp is 2u, but for the last: these get 2
     fn: Callable[[], torch.Tensor] = (lambda: x * 1.25) if wide else (lambda: x.to(dtype))
     plain = fn()
-    with RoundedAnew(torch.Generator().manual_seed(0), *([0.0] if wide else [])) as mode:
+    with rounding.RoundedAnew(torch.Generator().manual_seed(0), *([0.0] if wide else [])) as mode:
         got = fn()
     plain, got = (t.double() if wide else t.float().double() for t in (plain, got))
     steps = ((got - plain) / torch.finfo(dtype).eps)[(plain > 1) & (plain < 2)]
@@ -52,9 +40,8 @@ def test_a_third_of_the_elements_moves_by_one_unit_in_the_last_place(dtype: torc
     assert wide or mode.narrowest == torch.finfo(dtype).eps / 2
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_what_is_exact_stays() -> None:
+    for fn in (
         lambda x: x.clone(),
         lambda x: x.view(-1),
         lambda x: x.t().contiguous(),
@@ -80,17 +67,15 @@ def test_a_third_of_the_elements_moves_by_one_unit_in_the_last_place(dtype: torc
         lambda x: torch._foreach_neg([x, x])[0],
         lambda x: torch.softmax(x[:, :1], -1),
         lambda x: (x > 0).to(BF16),
-    ],
-)
-def test_what_is_exact_stays(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    x = values(8, 8)
-    plain = fn(x)
-    with anew():
-        assert torch.equal(fn(x), plain)
+    ):
+        x = values(8, 8)
+        plain = fn(x)
+        with anew():
+            assert torch.equal(fn(x), plain)
 
 
-def looked_at(fn: Callable[..., object], *given: torch.Tensor) -> RoundedAnew:
-    with RoundedAnew(torch.Generator().manual_seed(0), given=given) as mode:
+def looked_at(fn: Callable[..., object], *given: torch.Tensor) -> rounding.RoundedAnew:
+    with rounding.RoundedAnew(torch.Generator().manual_seed(0), given=given) as mode:
         fn(*given)
     return mode
 
@@ -124,9 +109,8 @@ def test_nothing_rounds(fn: Callable[[torch.Tensor], object], dtype: torch.dtype
     assert not looked_at(fn, values(8, 8, dtype=dtype)).rounds
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_something_may_round() -> None:
+    for fn in (
         lambda x: x + x,
         lambda x: x.sum() > 0,
         lambda x: x.clamp(max=0.1),
@@ -148,23 +132,12 @@ def test_nothing_rounds(fn: Callable[[torch.Tensor], object], dtype: torch.dtype
         lambda x: torch.ops.higher_order.cond(x.max() > 0, torch.relu, torch.neg, (x,)),
         half_of_numpy,
         half_of_python,
-    ],
-)
-def test_something_may_round(fn: Callable[[torch.Tensor], object]) -> None:
-    assert looked_at(fn, values(8, 8)).rounds
+    ):
+        assert looked_at(fn, values(8, 8)).rounds
 
 
-def test_memory_that_nobody_knows_may_be_rounded() -> None:
-    x = values(8)
-    assert looked_at(lambda: x.relu()).rounds and not looked_at(lambda x: x.relu(), x).rounds
-    with anew() as mode:
-        x.relu()
-    assert mode.rounds  # what is given was not said
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_what_is_rounded_is_rounded_anew() -> None:
+    for fn in (
         lambda x: x + 0.1,
         lambda x: x.clone().mul_(0.3),
         lambda x: x @ x,
@@ -176,17 +149,15 @@ def test_memory_that_nobody_knows_may_be_rounded() -> None:
         lambda x: torch.empty_like(x).copy_(x.float() * 0.3),
         lambda x: torch.zeros(2, 8, dtype=BF16).index_put_((torch.zeros(8, dtype=torch.long),), x, accumulate=True),
         lambda x: x.cumsum(0),
-    ],
-)
-def test_what_is_rounded_is_rounded_anew(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    x = values(8, 8)
-    plain = fn(x)
-    with anew() as mode:
-        got = fn(x)
-    assert not torch.equal(got, plain) and mode.rounded
-    assert torch.allclose(got.float(), plain.float(), rtol=8 * U, atol=8 * U)
-    assert got.stride() == plain.stride()
-    assert torch.equal(x, values(8, 8))
+    ):
+        x = values(8, 8)
+        plain = fn(x)
+        with anew() as mode:
+            got = fn(x)
+        assert not torch.equal(got, plain) and mode.rounded
+        assert torch.allclose(got.float(), plain.float(), rtol=8 * U, atol=8 * U)
+        assert got.stride() == plain.stride()
+        assert torch.equal(x, values(8, 8))
 
 
 def test_an_in_place_foreach_is_rounded_anew_and_seeds_repeat() -> None:
@@ -253,10 +224,10 @@ def test_a_backward_is_rounded_anew_and_autograd_is_as_ever() -> None:
     assert mode.rounded and not mode.failed
 
 
-def test_untouched_and_other_kinds_of_tensors() -> None:
+def test_other_kinds_of_tensors_and_memory() -> None:
     x = values(64)
     with anew() as mode:
-        with untouched():
+        with rounding.untouched():
             _ = x * 0.3
         assert mode.rounded == 0
         _ = x.to_sparse() * 0.5
@@ -264,33 +235,35 @@ def test_untouched_and_other_kinds_of_tensors() -> None:
         _ = torch.empty(0, dtype=BF16) * 0.5
         _ = x.expand(3, 64)
     assert mode.failed == 0
+    x = values(8)
+    assert looked_at(lambda: x.relu()).rounds and not looked_at(lambda x: x.relu(), x).rounds
+    with anew() as mode:
+        x.relu()
+    assert mode.rounds  # what is given was not said
 
 
 def test_a_failure_does_not_fail_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(RoundedAnew, "_round", fail)
+    monkeypatch.setattr(rounding.RoundedAnew, "_round", fail)
     x = values(8)
     with anew() as mode:
         got = x * 0.3
     assert torch.equal(got, values(8) * 0.3) and mode.failed == 1
 
 
-def test_the_format_that_holds_the_values() -> None:
+def test_the_format_and_noise_of_values() -> None:
     x = np.random.default_rng(0).normal(size=1000)
-    assert held_roundoff([x.astype(np.float32)]) == 2.0**-24
-    assert held_roundoff([values(1000).float().numpy()]) == U
-    assert held_roundoff([x.astype(np.float16)]) == 2.0**-11
-    assert held_roundoff([np.array([1.0, 0.0, np.inf, np.nan])]) == 0.5
-    assert held_roundoff([np.zeros(3)]) == 0.0
-
-
-def test_pooled_noise_is_that_of_rows_and_columns() -> None:
+    assert rounding.held_roundoff([x.astype(np.float32)]) == 2.0**-24
+    assert rounding.held_roundoff([values(1000).float().numpy()]) == U
+    assert rounding.held_roundoff([x.astype(np.float16)]) == 2.0**-11
+    assert rounding.held_roundoff([np.array([1.0, 0.0, np.inf, np.nan])]) == 0.5
+    assert rounding.held_roundoff([np.zeros(3)]) == 0.0
     rows, columns = np.array([0.0, 1.0, 4.0])[:, None], np.array([1.0, 9.0])[None]
-    assert np.allclose(pooled(rows * columns), rows * columns)
-    assert pooled(np.array(2.0)) == 2.0
-    assert np.array_equal(pooled(np.array([1.0, np.inf])) == np.inf, [False, True])
+    assert np.allclose(rounding.pooled(rows * columns), rows * columns)
+    assert rounding.pooled(np.array(2.0)) == 2.0
+    assert np.array_equal(rounding.pooled(np.array([1.0, np.inf])) == np.inf, [False, True])
 
 
 class Mlp(torch.nn.Module):
@@ -310,14 +283,14 @@ def judged(candidate: torch.Tensor, wide: bool = True) -> str:
     with torch.no_grad():
         eager = net(x)
         rounded = []
-        for seed in range(MORE_RUNS):
+        for seed in range(rounding.MORE_RUNS):
             with anew(seed) as mode:
                 rounded.append(net(x).numpy())
         double = Mlp().double()
         centre, *moved = (double(x.double() * (1 + s * 2.0**-24)).numpy() for s in (0, 1, -1))
     few, many = (
-        judge_narrow(candidate, [eager], centre if wide else None, moved, rounded[:n], mode.narrowest)[0]
-        for n in (RUNS, MORE_RUNS)
+        rounding.judge_narrow(candidate, [eager], centre if wide else None, moved, rounded[:n], mode.narrowest)[0]
+        for n in (rounding.RUNS, rounding.MORE_RUNS)
     )
     assert few == many
     return few
@@ -347,17 +320,19 @@ def test_health_and_bugs_of_a_program_in_mixed_precision() -> None:
 def test_what_no_narrow_rounding_moves_is_judged_as_wide() -> None:
     x = values(16, 16, dtype=torch.float32)
     centre = x.double().numpy()
-    runs = [x.numpy()] * RUNS
-    assert judge_narrow(x * (1 + 2.0**-22), [x], centre, [centre], runs, U)[0] == "ok"
-    assert judge_narrow(x * (1 + 2.0**-14), [x], centre, [centre], runs, U)[0] == "worse"
+    runs = [x.numpy()] * rounding.RUNS
+    assert rounding.judge_narrow(x * (1 + 2.0**-22), [x], centre, [centre], runs, U)[0] == "ok"
+    assert rounding.judge_narrow(x * (1 + 2.0**-14), [x], centre, [centre], runs, U)[0] == "worse"
 
 
 def test_how_far_apart_results_are_in_roundings() -> None:
     x = torch.linspace(1, 2, 1000)
-    assert roundings_apart(x, x.clone()) == 0
-    assert roundings_apart(x, x * (1 + 2.0**-16)) == pytest.approx(2.0**8, rel=0.01)
-    assert roundings_apart(x.bfloat16(), (x * 1.25).bfloat16()) == pytest.approx(2.0**6, rel=0.05)
-    assert roundings_apart(x, x * math.nan) == roundings_apart(torch.zeros(3), torch.ones(3)) == math.inf
+    assert rounding.roundings_apart(x, x.clone()) == 0
+    assert rounding.roundings_apart(x, x * (1 + 2.0**-16)) == pytest.approx(2.0**8, rel=0.01)
+    assert rounding.roundings_apart(x.bfloat16(), (x * 1.25).bfloat16()) == pytest.approx(2.0**6, rel=0.05)
+    assert (
+        rounding.roundings_apart(x, x * math.nan) == rounding.roundings_apart(torch.zeros(3), torch.ones(3)) == math.inf
+    )
     sparse, whole = x.to_sparse(), x.long()
     unlike = [(sparse, -sparse), (x * math.inf, x), (x, x[:1]), (x, x.double()), (whole, whole + 1), (x, None)]
-    assert [roundings_apart(want, have) for want, have in unlike] == [0] * 6, "nothing can be said"
+    assert [rounding.roundings_apart(want, have) for want, have in unlike] == [0] * 6, "nothing can be said"

@@ -1,7 +1,5 @@
 """Statistics of torch tensors on the CPU: every dtype, every layout, and clear refusals."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +41,6 @@ def test_table_of_the_packed_4_bit_float() -> None:
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if "float4" not in str(d)], ids=str)
 def test_against_torch(dtype: torch.dtype) -> None:
-    """Ordinary values, against float64 in torch."""
     x = torch.linspace(-3, 4, 5000)
     x = torch.complex(x, x.flip(0)).to(dtype) if dtype.is_complex else x.to(dtype)
     if dtype.is_complex:
@@ -78,7 +75,7 @@ class Mine(torch.Tensor):
     pass
 
 
-def test_0d_empty_expanded_requires_grad_and_a_subclass() -> None:
+def test_odd_tensors() -> None:
     assert stats_of(torch.tensor(2.5)).mean == 2.5
     empty = stats_of(torch.empty(3, 0, 2))
     assert (empty.count, empty.min, empty.l2) == (0, None, None)
@@ -86,9 +83,11 @@ def test_0d_empty_expanded_requires_grad_and_a_subclass() -> None:
     x = torch.arange(6.0)
     assert stats_of(torch.nn.Parameter(x)) == stats_of(x.as_subclass(Mine)) == stats_of(x)
     assert stats_of(torch.nn.Parameter(x) * 2).max == 10.0
+    with pytest.raises(UsageError, match="no memory to read"):
+        torch.vmap(lambda x: x + len(stats_of(x).digest))(torch.ones(2, 3))
 
 
-def test_conjugated_and_negated_views_count_with_what_they_show() -> None:
+def test_signs() -> None:
     x = torch.randn(50, dtype=torch.complex64)
     assert x.conj().is_conj()
     assert stats_of(x.conj()) == stats_of(x.conj().clone()) != stats_of(x)
@@ -96,9 +95,6 @@ def test_conjugated_and_negated_views_count_with_what_they_show() -> None:
     assert imaginary.is_neg()
     assert stats_of(imaginary) == stats_of(imaginary.clone())
     assert stats_of(imaginary).mean == pytest.approx(-float(x.imag.double().mean()), rel=1e-5)
-
-
-def test_negative_zero_is_another_digest_and_the_same_number() -> None:
     positive, negative = stats_of(torch.zeros(40)), stats_of(-torch.zeros(40))
     assert positive.digest != negative.digest
     assert (positive.zeros, positive.min) == (negative.zeros, negative.min) == (40, 0.0)
@@ -141,9 +137,7 @@ BEFORE_TORCH = 'before = threads(); statistics(); print("torch" in sys.modules, 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads in /proc")
 @pytest.mark.skipif(native.core is None, reason="no native core")
-def test_the_threads_of_torch_do_the_work_where_torch_has_some(
-    run_warm: Callable[..., Any], run_python: Callable[..., Any]
-) -> None:
+def test_the_threads_of_torch_do_the_work(run_warm: Callable[..., Any], run_python: Callable[..., Any]) -> None:
     """Threads of our own would wait for a processor while those of torch look for more work on it."""
     done = run_warm("-c", STATISTICS + AFTER_TORCH)
     goes_on, before, after, own = done.out.split() or pytest.fail(done.err)
@@ -188,8 +182,3 @@ def test_what_cannot_be_read_is_refused(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         stats_of(make())
     assert caught.value.hint
-
-
-def test_inside_a_transform_there_is_no_memory() -> None:
-    with pytest.raises(UsageError, match="no memory to read"):
-        torch.vmap(lambda x: x + len(stats_of(x).digest))(torch.ones(2, 3))

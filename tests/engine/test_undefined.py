@@ -1,7 +1,5 @@
 """What torch leaves undefined comes out otherwise, and nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -21,17 +19,27 @@ def in_way(way: Way, fn: Callable[..., torch.Tensor], *args: Any) -> tuple[torch
     return result, mode.met
 
 
-@pytest.mark.parametrize(
-    ("dtype", "values", "outside"),
-    [
+def test_what_an_integer_cannot_hold() -> None:
+    for dtype, values, outside in (
         (torch.int8, [-129.0, -128.9, -128.0, 127.9, 128.0], [True, False, False, False, True]),
         (torch.uint8, [-1.0, -0.9, 255.9, 256.0, 3.0], [True, False, False, True, False]),
         (torch.int64, [-(2.0**63), 2.0**63, float("nan"), float("inf"), 0.0], [False, True, True, True, False]),
-    ],
-)
-def test_what_an_integer_cannot_hold(dtype: torch.dtype, values: list[float], outside: list[bool]) -> None:
-    found = unrepresentable(torch.tensor(values), dtype)
-    assert found is not None and found.tolist() == outside
+    ):
+        found = unrepresentable(torch.tensor(values), dtype)
+        assert found is not None and found.tolist() == outside
+
+
+def test_a_tensor_that_grows_and_a_gradient() -> None:
+    result, _ = in_way("flipped", lambda: VALUES.clone().resize_(20))
+    assert torch.equal(result[:5], VALUES)
+
+    def gradient() -> torch.Tensor:
+        x = TIES.float().requires_grad_()
+        return torch.autograd.grad((torch.sort(x).values * torch.arange(1.0, 6.0)).sum(), x)[0]
+
+    usual, other = gradient(), in_way("flipped", gradient)[0]
+    assert not torch.equal(usual, other)
+    assert torch.equal(usual[TIES == 1].sum(), other[TIES == 1].sum())
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.complex64])
@@ -58,9 +66,8 @@ def test_conversions_to_any_integer(dtype: torch.dtype) -> None:
     assert other[0] == usual[0] == 1 and other[1] != usual[1]
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
+def test_places_written_several_times() -> None:
+    for write in (
         lambda: torch.zeros(3).index_put_((PLACES,), VALUES),
         lambda: torch.zeros(3).index_put((PLACES,), VALUES),
         lambda: torch.zeros(3).scatter(0, PLACES, VALUES),
@@ -68,12 +75,10 @@ def test_conversions_to_any_integer(dtype: torch.dtype) -> None:
         lambda: torch.zeros(3).index_copy(0, PLACES, VALUES),
         lambda: torch.zeros(3, 2).index_put_((PLACES, torch.tensor(0)), VALUES)[:, 0],
         lambda: torch.zeros(3, 2).index_put_((PLACES,), VALUES[:, None])[:, 1],
-    ],
-)
-def test_places_written_several_times(write: Callable[[], torch.Tensor]) -> None:
-    usual, met = in_way("as it is", write)
-    assert usual.tolist() == [1.0, 4.0, 5.0] and len(met) == 1
-    assert in_way("flipped", write)[0].tolist() == [1.0, 4.0, 2.0]
+    ):
+        usual, met = in_way("as it is", write)
+        assert usual.tolist() == [1.0, 4.0, 5.0] and len(met) == 1
+        assert in_way("flipped", write)[0].tolist() == [1.0, 4.0, 2.0]
 
 
 def written_by_columns() -> torch.Tensor:
@@ -83,9 +88,8 @@ def written_by_columns() -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
+def test_what_is_defined_stays() -> None:
+    for write in (
         lambda: torch.zeros(3).index_put_((PLACES,), VALUES, accumulate=True),
         lambda: torch.zeros(3).index_put_((PLACES,), torch.tensor(7.0)),
         lambda: torch.zeros(3).index_put_((PLACES[:2],), VALUES[:2]),
@@ -100,13 +104,11 @@ def written_by_columns() -> torch.Tensor:
         lambda: TIES.sort(stable=True).indices,
         lambda: TIES.argmax(),
         written_by_columns,
-    ],
-)
-def test_what_is_defined_stays(write: Callable[[], torch.Tensor]) -> None:
-    usual = write()
-    for way in WAYS:
-        result, met = in_way(way, write)
-        assert not met and torch.equal(result, usual)
+    ):
+        usual = write()
+        for way in WAYS:
+            result, met = in_way(way, write)
+            assert not met and torch.equal(result, usual)
 
 
 @pytest.mark.parametrize("choose", [torch.sort, lambda x: torch.topk(x, 2), torch.mode])
@@ -117,33 +119,15 @@ def test_equal_elements(choose: Callable[..., Any]) -> None:
     assert torch.equal(TIES[usual], TIES[other])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_memory_that_was_never_written() -> None:
+    for make in (
         lambda: torch.empty(3),
         lambda: torch.empty_like(VALUES),
         lambda: VALUES.new_empty(3, 2),
         lambda: torch.empty_strided((2, 3), (1, 2)),
         lambda: torch.empty(3, dtype=torch.int32),
         lambda: VALUES.clone().resize_(20)[5:],
-    ],
-)
-def test_memory_that_was_never_written(make: Callable[[], torch.Tensor]) -> None:
-    assert in_way("as it is", make)[1] == ["memory that was never written"]
-    assert in_way("flipped", make)[0].eq(GARBAGE).all()
-    assert in_way("zero", make)[0].eq(0).all()
-
-
-def test_what_was_written_before_a_tensor_grows_stays() -> None:
-    result, _ = in_way("flipped", lambda: VALUES.clone().resize_(20))
-    assert torch.equal(result[:5], VALUES)
-
-
-def test_a_gradient_goes_where_the_choice_went() -> None:
-    def gradient() -> torch.Tensor:
-        x = TIES.float().requires_grad_()
-        return torch.autograd.grad((torch.sort(x).values * torch.arange(1.0, 6.0)).sum(), x)[0]
-
-    usual, other = gradient(), in_way("flipped", gradient)[0]
-    assert not torch.equal(usual, other)
-    assert torch.equal(usual[TIES == 1].sum(), other[TIES == 1].sum())
+    ):
+        assert in_way("as it is", make)[1] == ["memory that was never written"]
+        assert in_way("flipped", make)[0].eq(GARBAGE).all()
+        assert in_way("zero", make)[0].eq(0).all()

@@ -1,7 +1,5 @@
 """Values in a file: the same as captured, each content once, and in memory only while somebody looks."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path
@@ -54,17 +52,17 @@ def test_what_is_restored_is_what_was_stored() -> None:
     assert isinstance(found[-1], torch.nn.Parameter)
     assert [type(v) for v in found[7:11]] == [torch.Tensor, float, str, type(None)]
     assert same_bits(list(found[1:3]), [values["view"], values["transposed"]]) == []
+    file, values = ValueFile(), [torch.randn(MANY), torch.randn(2), torch.randn(MANY, 2)[:, 1], 3]
+    found = file.moved(capture(values))
+    assert size_of(file) > 0 and same_bits(values, found.restore(), stride=True) == []
 
 
-def test_only_what_is_small_goes_into_the_record() -> None:
+def test_what_goes_into_the_file() -> None:
     large, small = torch.randn(MANY), torch.randn(MANY - 1)
     sizes = [
         len(stored([[value]], file)[0]) for value, file in ((large, ValueFile()), (large, None), (small, ValueFile()))
     ]
     assert sizes[0] < 100 and sizes[1] >= large.nbytes and sizes[2] >= small.nbytes
-
-
-def test_equal_contents_lie_in_the_file_once() -> None:
     file, value = ValueFile(), torch.randn(MANY)
     (a,) = restored(*stored([[value, torch.randn(MANY)]], file))
     once = size_of(file)
@@ -73,7 +71,7 @@ def test_equal_contents_lie_in_the_file_once() -> None:
     assert is_stored_once(a, b, 0) and not is_stored_once(a, b, 1)
 
 
-def test_contents_that_differ_in_one_bit_are_told_apart() -> None:
+def test_contents_that_differ_are_told_apart() -> None:
     """Wherever the bit is: samples of the two may be the same."""
     file, value = ValueFile(), torch.zeros(MANY)
     (a,) = restored(*stored([[value]], file))
@@ -83,9 +81,6 @@ def test_contents_that_differ_in_one_bit_are_told_apart() -> None:
         (b,) = restored(*stored([[other]], file))
         assert not is_stored_once(a, b, 0) and same_bits(other, b[0]) == []
     assert same_bits(value, a[0]) == []
-
-
-def test_a_view_elsewhere_in_the_same_storage_is_another_value() -> None:
     file, base = ValueFile(), torch.arange(2 * MANY)
     views = [base[:MANY], base[MANY:], base[:MANY].view(2, -1)]
     a, b, c = (restored(*stored([[view]], file))[0] for view in views)
@@ -126,19 +121,20 @@ def test_a_file_that_is_full_leaves_values_in_memory(monkeypatch: pytest.MonkeyP
     assert same_bits(restored(*record)[0][0], value) == []
 
 
-def test_copies_of_equal_bytes_share_memory_until_one_is_written_to() -> None:
+def test_copies() -> None:
     file, value = ValueFile(), torch.randint(0, 255, (LARGE,), dtype=torch.uint8)
     a, b = file.copy(value), file.copy(value)
     assert size_of(file) == LARGE
     a.zero_()
     assert torch.equal(b, value) and torch.equal(file.copy(value), value)
     assert file.copy(value[:-1]).numel() == LARGE - 1 and size_of(file) == LARGE  # a small one is in memory
-
-
-def test_a_snapshot_moved_to_the_file_restores_the_same() -> None:
-    file, values = ValueFile(), [torch.randn(MANY), torch.randn(2), torch.randn(MANY, 2)[:, 1], 3]
-    found = file.moved(capture(values))
-    assert size_of(file) > 0 and same_bits(values, found.restore(), stride=True) == []
+    file, original = ValueFile(), torch.arange(LARGE, dtype=torch.int32).view(torch.uint8)
+    copy = file.copy(original)
+    size, other, clone = file.size, file.again(copy), file.again(original)
+    other += 1
+    assert torch.equal(copy, original) and torch.equal(other, original + 1) and file.size == size
+    clone += 1
+    assert torch.equal(copy, original), "of what is no copy, a clone"
 
 
 def resident(tensor: torch.Tensor) -> int:
@@ -161,13 +157,3 @@ def test_a_copy_that_is_let_go_of_is_read_again() -> None:
     file.release(copy, original, None, 3)
     assert resident(copy) == 0
     assert torch.equal(copy, original), "what is no copy is left alone, and the copy is as it was"
-
-
-def test_another_copy_of_a_copy_is_made_of_the_file() -> None:
-    file, original = ValueFile(), torch.arange(LARGE, dtype=torch.int32).view(torch.uint8)
-    copy = file.copy(original)
-    size, other, clone = file.size, file.again(copy), file.again(original)
-    other += 1
-    assert torch.equal(copy, original) and torch.equal(other, original + 1) and file.size == size
-    clone += 1
-    assert torch.equal(copy, original), "of what is no copy, a clone"

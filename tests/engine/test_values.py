@@ -1,7 +1,5 @@
 """Capture and restore are bit-exact, keep aliasing, and are not seen by the program."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 
@@ -12,20 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.engine import replay
-from graphprobe.engine.values import (
-    ALIGNMENT,
-    capture,
-    capture_after,
-    from_bytes,
-    measure,
-    one_file_bytes,
-    same_bits,
-    to_bytes,
-)
+from graphprobe.engine import values as held
 
 
 def round_trip(values: list[object]) -> list[Any]:
-    return from_bytes(*to_bytes(capture(values))).restore()
+    return held.from_bytes(*held.to_bytes(held.capture(values))).restore()
 
 
 DTYPES = [
@@ -42,31 +31,33 @@ def test_every_bit_pattern_of_a_dtype_survives(dtype: torch.dtype) -> None:
     value = (raw % 2 if dtype is torch.bool else raw).view(dtype).reshape(8, -1).t()
     (back,) = round_trip([value])
     assert back.dtype is dtype
-    assert same_bits(value, back, stride=True) == []
+    assert held.same_bits(value, back, stride=True) == []
 
 
-def test_views_of_one_storage_share_memory_again() -> None:
+def test_views() -> None:
     base = torch.arange(24.0).reshape(4, 6)
     values = [base, base.t()[1:], base[2, 3], base.as_strided((3, 3), (1, 1), 2), base.view(torch.int32)]
-    captured = capture(values)
+    captured = held.capture(values)
     assert len(captured.doc["storages"]) == 1
     back = captured.restore()
-    assert same_bits(values, back, stride=True) == []
+    assert held.same_bits(values, back, stride=True) == []
     back[0][2, 3] = -5.0
     assert back[2].item() == back[1][2, 2].item() == -5.0
-
-
-def test_only_the_bytes_that_views_cover_are_copied() -> None:
     huge = torch.zeros(1_000_000)
     values = [huge[500_000:500_010], huge[500_020:500_030]]
-    predicted = measure(values)
-    assert 30 * 4 <= predicted <= 30 * 4 + ALIGNMENT
-    captured = capture(values, rng=False)
+    predicted = held.measure(values)
+    assert 30 * 4 <= predicted <= 30 * 4 + held.ALIGNMENT
+    captured = held.capture(values, rng=False)
     assert captured.size_bytes == predicted
     back = captured.restore()
-    assert back[0].data_ptr() % ALIGNMENT == values[0].data_ptr() % ALIGNMENT
+    assert back[0].data_ptr() % held.ALIGNMENT == values[0].data_ptr() % held.ALIGNMENT
     back[0][0] = 1.0
     assert back[1].sum().item() == 0.0
+    base = torch.randn(3, dtype=torch.complex64)
+    values = [base, base.conj(), base.conj().imag]
+    result = round_trip(values)
+    assert result[1].is_conj() and result[2].is_neg()
+    assert held.same_bits(values, result, stride=True) == []
 
 
 def test_values_of_every_kind() -> None:
@@ -77,35 +68,7 @@ def test_values_of_every_kind() -> None:
         1, True, None, "text", nan, -0.0, float("inf"), 1 - 2j, torch.device("cpu"), torch.float16, inferred,
         [torch.ones(2), (3, torch.zeros(0, 4))], {"a": torch.tensor(7)},
     ]  # fmt: skip
-    assert same_bits(values, round_trip(values), stride=True) == []
-
-
-class Sub(torch.Tensor):
-    pass
-
-
-def test_what_is_opaque_is_named_with_the_reason() -> None:
-    with FakeTensorMode():
-        fake = torch.ones(2)
-    tensors = [torch.ones(2).as_subclass(Sub), fake, torch.ones(2, device="meta"), torch.ones(2).to_sparse()]
-    captured = capture([torch.Generator(), *tensors, [object()]])
-    places, reasons = zip(*(line.split(": ", 1) for line in captured.opaque), strict=True)
-    assert places == (*(f"value {i}" for i in range(5)), "value 5.0")
-    for reason, word in zip(reasons, ("Generator", "Sub", "without data"), strict=False):
-        assert word in reason
-    with pytest.raises(replay.Undecided, match="Generator"):
-        captured.restore()
-
-
-def test_conj_and_neg_views() -> None:
-    base = torch.randn(3, dtype=torch.complex64)
-    values = [base, base.conj(), base.conj().imag]
-    result = round_trip(values)
-    assert result[1].is_conj() and result[2].is_neg()
-    assert same_bits(values, result, stride=True) == []
-
-
-def test_parameters_leaves_and_results_of_autograd_are_such_again() -> None:
+    assert held.same_bits(values, round_trip(values), stride=True) == []
     leaf = torch.arange(6.0).reshape(2, 3).requires_grad_()
     parameters = [torch.nn.Parameter(torch.randn(2, 2)), torch.nn.Parameter(leaf.detach(), False)]
     first, second, leaf_again, result = round_trip([*parameters, leaf, (leaf * 2).t()])
@@ -116,6 +79,23 @@ def test_parameters_leaves_and_results_of_autograd_are_such_again() -> None:
     result.mul_(3)  # a leaf may not be changed so
     result.sum().backward()
     assert torch.equal(result.grad, torch.ones(3, 2))
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+def test_what_is_opaque_is_named_with_the_reason() -> None:
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    tensors = [torch.ones(2).as_subclass(Sub), fake, torch.ones(2, device="meta"), torch.ones(2).to_sparse()]
+    captured = held.capture([torch.Generator(), *tensors, [object()]])
+    places, reasons = zip(*(line.split(": ", 1) for line in captured.opaque), strict=True)
+    assert places == (*(f"value {i}" for i in range(5)), "value 5.0")
+    for reason, word in zip(reasons, ("Generator", "Sub", "without data"), strict=False):
+        assert word in reason
+    with pytest.raises(replay.Undecided, match="Generator"):
+        captured.restore()
 
 
 def test_capture_is_not_seen_by_the_program() -> None:
@@ -132,66 +112,60 @@ def test_capture_is_not_seen_by_the_program() -> None:
     state = torch.get_rng_state()
     version = view._version
     with Count():
-        captured = capture([view, tensor])
-        one_file_bytes({"a": tensor})
+        captured = held.capture([view, tensor])
+        held.one_file_bytes({"a": tensor})
     with FakeTensorMode():
-        under_fake = to_bytes(capture([view, tensor]))
+        under_fake = held.to_bytes(held.capture([view, tensor]))
     with torch.inference_mode():
-        under_inference = to_bytes(capture([view, tensor]))
+        under_inference = held.to_bytes(held.capture([view, tensor]))
     assert Count.calls == 0
     assert torch.equal(state, torch.get_rng_state())
     assert view._version == version
-    assert under_fake == under_inference == to_bytes(captured)
+    assert under_fake == under_inference == held.to_bytes(captured)
 
 
 def test_safetensors_reads_what_we_write() -> None:
-    captured = capture([torch.arange(3, dtype=torch.int16), torch.empty(0)])
-    tensors = load_safetensors(to_bytes(captured)[0])
+    captured = held.capture([torch.arange(3, dtype=torch.int16), torch.empty(0)])
+    tensors = load_safetensors(held.to_bytes(captured)[0])
     assert set(tensors) == set(captured.tensors)
     assert tensors["s0"].tolist() == [0, 0, 1, 0, 2, 0]
 
 
 def test_capture_after_keeps_changed_inputs_only() -> None:
     inputs = [torch.zeros(3), torch.ones(3), torch.full((3,), 2.0)]
-    before = capture(inputs)
+    before = held.capture(inputs)
     inputs[0].add_(1)
     inputs[2].add_(1)
-    after = capture_after(before, [inputs[0] * 2], inputs, donated=[2])
+    after = held.capture_after(before, [inputs[0] * 2], inputs, donated=[2])
     (output,), (changed, *others) = after.restore()
     assert (output.tolist(), changed.tolist()) == ([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
     assert others == [replay.UNCHANGED, replay.SCRATCH]
     assert before.restore()[0].tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "text"),
-    [
+def test_what_same_bits_sees() -> None:
+    for a, b, text in (
         (torch.zeros(2), torch.tensor([0.0, -0.0]), "1 of 2 elements differ"),
         (torch.zeros(2), torch.zeros(3), "shape"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "dtype"),
-        (torch.tensor([2143289344], dtype=torch.int32).view(torch.float32),
-         torch.tensor([2143289345], dtype=torch.int32).view(torch.float32), "1 of 1 elements differ"),
+        (
+            torch.tensor([2143289344], dtype=torch.int32).view(torch.float32),
+            torch.tensor([2143289345], dtype=torch.int32).view(torch.float32),
+            "1 of 1 elements differ",
+        ),
         ([1, 2], [1], "1 values, expected 2"),
         (0.0, -0.0, "expected 0.0"),
         (1, True, "expected 1"),
         (None, torch.zeros(1), "expected None"),
-    ],
-)  # fmt: skip
-def test_same_bits_sees(a: object, b: object, text: str) -> None:
-    (line,) = same_bits(a, b)
-    assert text in line
-
-
-def test_same_bits_strides_are_optional() -> None:
+    ):
+        (line,) = held.same_bits(a, b)
+        assert text in line
     a = torch.arange(6.0).reshape(2, 3)
     b = a.t().contiguous().t()
-    assert same_bits(a, b) == [] and len(same_bits(a, b, stride=True)) == 1
-
-
-def test_restored_on_another_device() -> None:
+    assert held.same_bits(a, b) == [] and len(held.same_bits(a, b, stride=True)) == 1
     x = torch.arange(6.0).view(2, 3)
-    safetensors, records = to_bytes(capture([x, x[1]]))
-    restored, row = from_bytes(safetensors, records.replace(b'"cpu"', b'"cuda:7"')).restore(device="cpu")
+    safetensors, records = held.to_bytes(held.capture([x, x[1]]))
+    restored, row = held.from_bytes(safetensors, records.replace(b'"cpu"', b'"cuda:7"')).restore(device="cpu")
     assert torch.equal(restored, x) and restored.device.type == "cpu"
     restored[1, 0] = 9.0
     assert row[0] == 9.0, "aliasing is kept"

@@ -1,15 +1,14 @@
 """Whatever a job does, the worker says so and takes the next one."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,49 +17,27 @@ from engine.processes import gone, written
 from graphprobe.engine.worker import Reply, Worker
 
 
-def jobs(job: bytes) -> bytes:
-    """Does what the job says: a name of one of the functions below, and an argument."""
-    name, _, argument = job.partition(b" ")
-    return bytes(globals()[f"do_{name.decode()}"](argument) or b"")
-
-
-def do_pid(_: bytes) -> bytes:
-    return str(os.getpid()).encode()
-
-
-def do_upper(text: bytes) -> bytes:
+def upper(text: bytes) -> bytes:
     print("working")
     return text.upper()
 
 
-def do_segfault(_: bytes) -> None:
-    ctypes.string_at(0)
-
-
-def do_signal(name: bytes) -> None:
+def end_by(name: bytes) -> None:
     os.kill(os.getpid(), signal.Signals[name.decode()])
     time.sleep(30)
 
 
-def do_hang(_: bytes) -> None:
+def hang(_: bytes) -> None:
     os.write(1, b"before\n")
     while True:
         time.sleep(1)
 
 
-def do_exit(code: bytes) -> None:
-    os._exit(int(code))
-
-
-def do_leave(code: bytes) -> None:
-    sys.exit(int(code))
-
-
-def do_raise(text: bytes) -> None:
+def complain(text: bytes) -> None:
     raise LookupError(text.decode())
 
 
-def do_orphan(argument: bytes) -> bytes:
+def orphan(argument: bytes) -> bytes:
     """Leaves a process behind that holds every pipe, and then dies or answers."""
     child = os.fork()
     if child == 0:
@@ -71,16 +48,34 @@ def do_orphan(argument: bytes) -> bytes:
     return str(child).encode()
 
 
+JOBS: dict[bytes, Callable[[bytes], Any]] = {
+    b"pid": lambda _: str(os.getpid()).encode(),
+    b"segfault": lambda _: ctypes.string_at(0),
+    b"exit": lambda code: os._exit(int(code)),
+    b"leave": lambda code: sys.exit(int(code)),
+    **{b"upper": upper, b"signal": end_by, b"hang": hang, b"raise": complain, b"orphan": orphan},
+}
+
+
+def jobs(job: bytes) -> bytes:
+    """Does what the job says: a name and an argument."""
+    name, _, argument = job.partition(b" ")
+    return bytes(JOBS[name](argument) or b"")
+
+
 @pytest.fixture
 def worker() -> Iterator[Worker]:
     with Worker(jobs, timeout_s=20) as made:
         yield made
 
 
-def test_it_is_warm(worker: Worker) -> None:
+def test_it_is_warm_and_takes_large_jobs(worker: Worker) -> None:
     first, second = worker.ask(b"pid"), worker.ask(b"pid")
     assert first.value == second.value != str(os.getpid()).encode()
     assert first == Reply(first.value)
+    text = os.urandom(24 << 20).lower()
+    assert worker.ask(b"upper " + text).value == text.upper()
+    assert worker.ask(b"upper ").value == b""
 
 
 @pytest.mark.parametrize(
@@ -102,12 +97,18 @@ def test_a_death_is_an_answer_and_the_next_job_gets_a_new_process(worker: Worker
     assert worker.ask(b"pid").value not in (None, before)
 
 
-def test_a_hang_is_killed() -> None:
+def test_hangs() -> None:
     with Worker(jobs, timeout_s=0.5) as worker:
         begun = time.monotonic()
         assert worker.ask(b"hang") == Reply(end="it did not end within 0.5 s")
         assert 0.4 < time.monotonic() - begun < 5
         assert worker.ask(b"upper a").value == b"A"
+    for limit_s, start, end in (
+        (20, lambda: os._exit(7), "exit code 7"),
+        (0.5, lambda: time.sleep(60), "it did not end within 0.5 s"),
+    ):
+        with Worker(jobs, timeout_s=limit_s, on_start=start) as worker:
+            assert worker.ask(b"x" * (8 << 20)).end == end
 
 
 def test_an_exception_is_data_and_no_death(worker: Worker) -> None:
@@ -115,28 +116,12 @@ def test_an_exception_is_data_and_no_death(worker: Worker) -> None:
     reply, left = worker.ask(b"raise not here"), worker.ask(b"leave 3")
     assert reply.raised is not None and left.raised is not None
     assert (reply.raised.type, reply.raised.message) == ("LookupError", "not here")
-    assert "do_raise" in reply.raised.trace and left.raised.type == "SystemExit"
+    assert "in complain" in reply.raised.trace and left.raised.type == "SystemExit"
     assert worker.ask(b"pid").value == pid
 
 
-def test_large_jobs_and_replies(worker: Worker) -> None:
-    text = os.urandom(24 << 20).lower()
-    assert worker.ask(b"upper " + text).value == text.upper()
-    assert worker.ask(b"upper ").value == b""
-
-
-def test_a_large_job_to_a_process_that_dies_or_hangs_reading_nothing() -> None:
-    def die() -> None:
-        os._exit(7)
-
-    with Worker(jobs, timeout_s=20, on_start=die) as worker:
-        assert worker.ask(b"x" * (8 << 20)).end == "exit code 7"
-    with Worker(jobs, timeout_s=0.5, on_start=lambda: time.sleep(60)) as worker:
-        assert worker.ask(b"x" * (8 << 20)).end == "it did not end within 0.5 s"
-
-
 def test_a_process_that_stops_before_it_takes_a_job_is_asked_once(worker: Worker) -> None:
-    pid = int(worker.ask(b"pid").value or b"0")
+    pid = pid_of(worker)
     os.kill(pid, signal.SIGSTOP)  # so that it dies when the next job was written, and not read
     while any(
         stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
@@ -149,10 +134,13 @@ def test_a_process_that_stops_before_it_takes_a_job_is_asked_once(worker: Worker
     assert worker.ask(b"pid").value != str(pid).encode()
 
 
+def pid_of(worker: Worker) -> int:
+    return int(worker.ask(b"pid").value or b"0")
+
+
 def test_what_a_job_left_behind_ends_with_the_worker_which_may_be_closed_twice() -> None:
     with Worker(jobs, timeout_s=20) as worker:
-        orphan = int(worker.ask(b"orphan live").value or b"0")
-        pid = int(worker.ask(b"pid").value or b"0")
+        orphan, pid = int(worker.ask(b"orphan live").value or b"0"), pid_of(worker)
         assert Path(f"/proc/{orphan}").exists()
     assert gone(orphan) and gone(pid)
     worker.close()
@@ -161,15 +149,15 @@ def test_what_a_job_left_behind_ends_with_the_worker_which_may_be_closed_twice()
 
 
 def dies_between_two_jobs(worker: Worker) -> None:
-    pid = int(worker.ask(b"pid").value or b"0")
+    pid = pid_of(worker)
     os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
-    assert worker.ask(b"upper a").value == b"A"
+    assert worker.ask(b"upper a").value == b"A"  # at once: it may not even be gone yet
+    pid = pid_of(worker)
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid) and worker.ask(b"upper a").value == b"A"
 
 
 def test_a_process_that_dies_between_two_jobs_is_no_fault_of_the_next(worker: Worker) -> None:
-    os.kill(int(worker.ask(b"pid").value or b"0"), signal.SIGKILL)
-    assert worker.ask(b"upper a").value == b"A"  # at once: it may not even be gone yet
     dies_between_two_jobs(worker)
 
 
@@ -180,18 +168,11 @@ def test_it_starts_once_in_the_thread_of_its_jobs_with_the_settings_of_this_one(
         seen.append(f"{threading.current_thread() is threading.main_thread()} {torch.is_grad_enabled()}")
 
     with torch.no_grad(), Worker(lambda job: "; ".join(seen).encode(), timeout_s=20, on_start=start) as worker:
-        assert worker.ask(b"").value == b"False False"
-        assert worker.ask(b"").value == b"False False"
+        assert [worker.ask(b"").value for _ in range(2)] == [b"False False"] * 2
     assert seen == []
-
-
-def test_a_start_that_fails_is_told_with_every_job() -> None:
-    def start() -> None:
-        raise OSError("no device")
-
-    with Worker(jobs, timeout_s=20, on_start=start) as worker:
+    with Worker(jobs, timeout_s=20, on_start=lambda: complain(b"no device")) as worker:
         told = [reply.raised and reply.raised.message for reply in (worker.ask(b"pid"), worker.ask(b"pid"))]
-    assert told == ["no device"] * 2
+    assert told == ["no device"] * 2, "with every job"
 
 
 def test_ctrl_c_takes_the_process_along(worker: Worker) -> None:

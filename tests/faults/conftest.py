@@ -1,7 +1,5 @@
 """The training step, run as it is and under graphprobe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +22,6 @@ def step(run_warm: Callable[..., Finished], tmp_path: Path) -> Callable[..., Fin
 
 @pytest.fixture(scope="session")
 def plain(run_warm: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """The step as it is."""
     folder = tmp_path_factory.mktemp("plain")
     done = run_warm(str(write_step(folder / "step.py")), cwd=folder)
     assert done.code == 0, done.err

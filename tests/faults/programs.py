@@ -1,7 +1,5 @@
 """A small training step, with room for a fault, and how to compare two runs of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -68,5 +66,4 @@ def sound(run: Run) -> None:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes of all files below `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

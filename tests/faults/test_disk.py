@@ -1,7 +1,5 @@
 """Full disk, read-only target, a folder that goes away, a budget: the program does not notice, the run says it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -22,7 +20,6 @@ NO_SPACE, READ_ONLY = "No space left on device", "Read-only file system"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder to mount on; unmounted afterwards."""
     folder = tmp_path / "disk"
     folder.mkdir()
     yield folder
@@ -213,15 +210,12 @@ def test_saved_inputs_larger_than_the_budget(step: Step, tmp_path: Path) -> None
     assert run.manifest.predicted_bytes > 2 * 4 * (1 << 18)
     assert size_on_disk(run.tool_dir) <= 900_000
     shown = re.search(r"graphprobe: 3 compiled graphs, (\d+) files, ([\d.]+) KiB, ([\d.]+) MiB predicted", done.err)
-    assert shown is not None, done.err
     assert float(shown[2]) * 1024 == pytest.approx(run.manifest.collected_bytes, abs=52)
     assert float(shown[3]) * 1024**2 == pytest.approx(run.manifest.predicted_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_diagnosis_says_what_it_knows_where_its_file_has_no_room(
-    full: bool, disk: Path, run_warm: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_a_diagnosis_without_room(full: bool, disk: Path, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
     mount(disk, "size=1m")
     program = 'import torch\ntorch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))\n'
     (tmp_path / "right.py").write_text((filled(disk) if full else "") + program)

@@ -1,14 +1,11 @@
 """`kill -9` in the middle of a compile: what was collected until then opens and is whole."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from conftest import Finished
 from faults.programs import sound
 from graphprobe.cli.main import main
 from graphprobe.store import Run
@@ -56,9 +53,7 @@ GRAPH = "model__0/forward/graph"
         pytest.param(BEFORE_A_RENAME, 8, set(), id="rename 8"),
     ],
 )
-def test_a_killed_run_opens_and_is_whole(
-    setup: str, call: int, expected: set[str], step: Callable[..., Finished], tmp_path: Path
-) -> None:
+def test_a_killed_run_opens_and_is_whole(setup: str, call: int, expected: set[str], step: Any, tmp_path: Path) -> None:
     done = step(setup=f"{setup.replace('CALL', str(call))}\nprint(os.getpid(), flush=True)\n")
     assert done.code == -9, done.err
     run = Run.open(tmp_path)

@@ -1,7 +1,5 @@
 """A backend, a pass or a lowering that raises: the exception is unchanged, and the run says what happened."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,9 +94,7 @@ def test_the_exception_is_the_programs_own(
         run.before_and_after(stage)
 
 
-def test_the_graph_before_the_failing_pass_is_whole_although_the_pass_has_changed_it(
-    step: Step, tmp_path: Path
-) -> None:
+def test_the_graph_before_the_failing_pass_is_whole(step: Step, tmp_path: Path) -> None:
     setup = """
 def custom_pass(graph, call):
     for node in graph.nodes:

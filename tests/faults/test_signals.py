@@ -1,7 +1,5 @@
 """A signal at any moment: what is known is printed, the code is the signal's, and nothing is left or half written."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -122,7 +120,6 @@ class Command:
         )
 
     def wait_until(self, text: str, limit_s: float = 300) -> None:
-        """Wait until it has printed this."""
         until = time.monotonic() + limit_s
         while text not in self.output:
             assert self.process.poll() is None and time.monotonic() < until, self.output

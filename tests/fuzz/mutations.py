@@ -1,7 +1,5 @@
 """Damages of files: bytes changed, cut and doubled; lines lost, doubled and swapped; values of JSON that cannot be."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
@@ -18,7 +16,6 @@ DEPTHS = [50, 900, 1100, 100_000]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """One damage to a file of any kind."""
     ways = [_bits, _cut, _double, _drop, _noise]
     if _DIGITS.search(data):
         ways.append(_number)

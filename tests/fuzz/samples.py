@@ -1,7 +1,5 @@
 """Whole files for the fuzzer: a run, a diagnosis, a profile, a recorded frame, and dumps of each kind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

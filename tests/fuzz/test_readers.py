@@ -3,8 +3,6 @@
 A failure names the seeds; `case(reader, whole, folder, seed)` makes the damaged files again.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import resource
@@ -102,14 +100,12 @@ SETTINGS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One sample of each kind."""
     folder = tmp_path_factory.mktemp("whole")
     samples.everything(folder)
     return folder
 
 
 def copied(reader: Reader, whole: Path, folder: Path) -> list[Path]:
-    """The files that are damaged, in a copy of the sample."""
     place = folder / "damaged"
     if not place.exists():
         shutil.copytree(whole / reader.sample, place)
@@ -126,7 +122,6 @@ def case(reader: Reader, whole: Path, folder: Path, seed: int) -> tuple[Path, by
 
 
 def taken(reader: Reader, seed: int) -> list[str]:
-    """The commands that read the damage of a seed."""
     many = len(reader.commands)
     return [reader.commands[(seed * AT_ONCE + i) % many] for i in range(min(AT_ONCE, many))]
 

@@ -1,7 +1,5 @@
 """A program run as it is and under graphprobe, held against each other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Of calls, in eager programs of many kinds; of graphs, in compiled programs on tensors that are no plain memory.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fault of graphprobe's own: the program does not notice, the manifest says it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

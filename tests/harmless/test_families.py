@@ -1,7 +1,5 @@
 """Do no harm: outputs, gradients, state, random numbers, settings and messages of five model families."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

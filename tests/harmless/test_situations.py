@@ -1,7 +1,5 @@
 """Do no harm where compiled code runs in unusual circumstances, logs, or fails."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Do no harm where several threads or processes call compiled code at once: the same outputs, no crash, no hang."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Programs that go elsewhere, fork, or are started twice: what is collected lies where it was asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,9 +59,7 @@ def check_run(path: Path) -> Run:
         (("--dump-graph", "stats", "--dump-to", "not/there"), " in not/there/worldsize1_global_rank0/"),
     ],
 )
-def test_a_program_that_goes_elsewhere_loses_nothing(
-    watch: Watch, tmp_path: Path, options: tuple[str, ...], told: str
-) -> None:
+def test_a_program_elsewhere_loses_nothing(watch: Watch, tmp_path: Path, options: tuple[str, ...], told: str) -> None:
     done = watch(*options)
     (path,) = (tmp_path / "torch_compile_debug").iterdir()
     assert check_run(path).find("model__0/forward/graph").path
@@ -100,9 +96,7 @@ def test_a_second_process_gets_a_folder_of_its_own(watch: Watch, tmp_path: Path)
         (("new/../file/dump",), "--dump-to = 'new/../file/dump': it cannot be made: Not a directory"),
     ],
 )
-def test_no_folder_is_left_of_a_dump_that_is_refused(
-    watch: Watch, tmp_path: Path, options: tuple[str, ...], why: str
-) -> None:
+def test_no_folder_is_left_of_a_refused_dump(watch: Watch, tmp_path: Path, options: tuple[str, ...], why: str) -> None:
     (tmp_path / "file").write_text("mine")
     assert why in watch("--dump-graph", "stats", "--dump-to", *options, code=2).err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "program.py"]

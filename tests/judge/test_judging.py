@@ -1,7 +1,5 @@
 """Every way in which a call may differ is found, and nothing is found where it may differ."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections import OrderedDict
@@ -43,7 +41,6 @@ def results(fn: Callable[..., Any], *calls: Sequence[Any]) -> list[Observation]:
 
 
 def seen(*values: Any, part: str = "outputs", **more: Any) -> list[Observation]:
-    """One call that was observed, with these values of its own."""
     return [Observation(None, **{part: list(values)}, **more)]
 
 
@@ -100,9 +97,8 @@ def laid_out_otherwise(x: torch.Tensor) -> torch.Tensor:
     return x.relu().t().contiguous().t()
 
 
-@pytest.mark.parametrize(
-    ("right", "same", "x"),
-    [
+def test_what_is_no_difference() -> None:
+    for right, same, x in (
         (lambda x: x.exp() / x.exp().sum(), lambda x: (x.double().exp() / x.double().exp().sum()).float(), X),
         (lambda x: x @ x.t(), lambda x: (x.double() @ x.double().t()).float(), X),
         (lambda x: (x.bfloat16() * 3.1 + 1).float(), lambda x: (x * 3.1 + 1).float(), X),
@@ -114,10 +110,8 @@ def laid_out_otherwise(x: torch.Tensor) -> torch.Tensor:
         (lambda x: x * x, lambda x: x.square(), GROWN),
         (torch.relu, lambda x: x.relu().as_strided((1, 10), (77, 1)), X[:1]),  # a stride that addresses nothing
         (lambda x: (None, 5), lambda x: (None, 5), X),
-    ],
-)
-def test_what_is_no_difference(right: Callable[..., Any], same: Callable[..., Any], x: torch.Tensor) -> None:
-    assert compared(right, same, x) == []
+    ):
+        assert compared(right, same, x) == []
 
 
 class Pair(NamedTuple):
@@ -204,9 +198,7 @@ def test_what_no_two_uncompiled_runs_agree_on_is_left_out() -> None:
         ("outputs", [1.0, 2.0], [1.0, NAN], [1.0, float("inf")]),
     ],
 )
-def test_numbers_that_no_two_uncompiled_runs_agree_on_are_no_fault(
-    part: str, first: list[float], second: list[float], other: list[float], wide: bool
-) -> None:
+def test_numbers_of_unsteady_runs_are_no_fault(part: str, first: Any, second: Any, other: Any, wide: bool) -> None:
     """What is read of memory never written, say: the compiled program may give anything there, and so does it."""
 
     def certain(*runs: list[float]) -> list[bool]:
@@ -222,21 +214,18 @@ def test_numbers_that_no_two_uncompiled_runs_agree_on_are_no_fault(
 NOTHING, ONCE = ({"n": 0, "seen": 1}, {"n": 0, "seen": 1}), ({"n": 0, "seen": 1}, {"n": 1, "seen": 1})
 
 
-@pytest.mark.parametrize(
-    ("uncompiled", "compiled", "told"),
-    [
+def test_side_effects() -> None:
+    for uncompiled, compiled, told in (
         ([ONCE], ONCE, []),
         ([ONCE], NOTHING, [("n", "0, uncompiled 1")]),
         ([ONCE], ({"n": 0, "seen": 1}, {"n": 1, "seen": 2}), [("seen", "2, uncompiled 1")]),
         ([({"time": 0.5}, {"time": 1.5}), ({"time": 2.5}, {"time": 3.5})], ({"time": 4.5}, {"time": 5.5}), []),
         ([None], ONCE, []),  # not looked at
         ([ONCE], None, []),
-    ],
-)
-def test_side_effects(uncompiled: list[Any], compiled: Any, told: list[tuple[str, str]]) -> None:
-    found = compare(Reference([seen(X, effects=run) for run in uncompiled]), seen(X, effects=compiled))
-    assert kinds(found) == [("side_effect", where, True) for where, _ in told]
-    assert [d.text for d in found] == [text for _, text in told]
+    ):
+        found = compare(Reference([seen(X, effects=run) for run in uncompiled]), seen(X, effects=compiled))
+        assert kinds(found) == [("side_effect", where, True) for where, _ in told]
+        assert [d.text for d in found] == [text for _, text in told]
 
 
 def test_positions_that_hang_on_the_last_bit_may_be_others() -> None:
@@ -251,7 +240,6 @@ def test_positions_that_hang_on_the_last_bit_may_be_others() -> None:
 
 
 def with_first(calls: list[Observation], count: int, wrong: torch.Tensor) -> list[Observation]:
-    """The only output, with other first elements."""
     value = calls[0].outputs[0].clone()
     value[:count] = wrong[:count]
     return [replace(calls[0], outputs=[value])]
@@ -402,7 +390,6 @@ def test_with_one_perturbed_run_an_element_learns_from_its_row_and_column() -> N
     x = torch.randn(32, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 48)
     reference = reference_of(lambda x: x * 3, [x])
     spot, wide = Spot(reference, 0, "outputs", 0), reference.wide
-    assert wide is not None
     moved = [[replace(wide[0], outputs=[wide[0].outputs[0] + x * ROUNDOFF * torch.randn(32, 48)])]]
     for few in (False, True):
         made = replace(reference, perturbed=moved, make_perturbed=[list, list] if few else [])
@@ -476,14 +463,12 @@ def test_where_uncompiled_is_further_off() -> None:
     assert [d.certain for d in worse] == [True]
 
 
-def test_a_whole_number_that_is_right_without_roundings_is_better() -> None:
+def test_elements_that_torch_leaves_undefined_or_rounding_decides() -> None:
     better: list[Difference] = []
     three, four = (seen(torch.tensor([value])) for value in (3, 4))
     assert compare(Reference([three], wide=four), four, better=better) == []
     assert [(d.weight, d.certain) for d in better] == [("better", False)]
 
-
-def test_only_elements_that_torch_leaves_undefined_may_differ() -> None:
     def result(*values: float) -> list[Observation]:
         return seen(torch.tensor(values))
 
@@ -527,13 +512,11 @@ def test_roundings_inside_of_a_program_are_noise() -> None:
     assert kinds([found]) == [("wrong_value", "outputs[0]", True)]
     (found,) = compare(reference, results(lambda x: mixed(x) + (torch.arange(10) == 3) * 0.5, [X]))
     assert found.certain, "one column is off"
-
-
-def test_without_float64_the_runs_rounded_anew_judge() -> None:
     reference = mixed_reference()
     reference.wide, reference.perturbed = None, []
     assert compare(reference, results(mixed, [X])) == []
     assert [d.certain for d in compare(reference, results(lambda x: mixed(x) * 3, [X]))] == [True]
+    assert Program(torch.sin, [([X.clone()], {})], effects=False).run_rounded(0).calls == []
 
 
 def with_own(fn: Callable[..., Any], *args: Any) -> Reference:
@@ -576,10 +559,6 @@ def test_what_roundings_explain_is_not_something_else() -> None:
     assert len(reference.own) == 24, "the runs were asked for"
     rounded = with_own(lambda x: ((x + 1e8) - 1e8).long(), X)
     assert compare(rounded, results(lambda x: x.long(), [X])) == []
-
-
-def test_nothing_is_rounded_anew_where_nothing_is_narrow() -> None:
-    assert Program(torch.sin, [([X.clone()], {})], effects=False).run_rounded(0).calls == []
 
 
 def test_what_is_identical_needs_no_judge() -> None:

@@ -1,7 +1,5 @@
 """What a call returned, with what is inside of objects; and which modules belong to a program."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools
@@ -9,7 +7,6 @@ from collections import UserDict
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -39,27 +36,29 @@ class Slotted:
         self.first = first
 
 
-def test_leaves_come_first_and_as_they_are() -> None:
+def test_contents() -> None:
     x = torch.ones(3)
     found = contents_of({"a": [x, 2, None], "b": (x, "s", 1.5)})
     assert found[0] is x and found[3] is x and [*found[1:3], *found[4:]] == [2, None, "s", 1.5]
-
-
-def test_an_object_is_its_type_and_what_is_in_it() -> None:
     x, hidden = torch.ones(3), torch.zeros(2)
     found = contents_of([Out(x, _note={"h": hidden, "secret": 7}), 5])
     assert found[0] == f"{__name__}.Out" and found[1] == 5
     assert any(value is x for value in found) and any(value is hidden for value in found)
     plain = [value for value in found if not isinstance(value, torch.Tensor)]
     assert "a" in plain and 7 not in plain, "numbers and texts of private attributes may be anything"
+    shown = contents_of([Colour.RED, Out, contents_of, nn.Linear(2, 2), {1, 2}, torch.Generator()])
+    assert shown[:3] == [f"{__name__}.Colour.RED", "builtins.type Out", "builtins.function contents_of"]
+    assert shown[3] == "torch.nn.modules.linear.Linear"
+    assert not any(isinstance(value, torch.Tensor) for value in shown), "the state of a module is compared apart"
+    found = contents_of([np.arange(3.0), np.float32(2.5), np.array(["a"])])
+    tensors = [value for value in found if isinstance(value, torch.Tensor)]
+    assert [t.tolist() for t in tensors] == [[0.0, 1.0, 2.0], 2.5]
 
 
-@pytest.mark.parametrize(
-    "make", [lambda x: Slotted([x]), lambda x: UserDict(k=x), lambda x: Out(Out([Out(x)])), lambda x: [Out((x,))]]
-)
-def test_tensors_are_found_wherever_they_are(make: Any) -> None:
-    x = torch.ones(3)
-    assert any(value is x for value in contents_of(make(x)))
+def test_tensors_are_found_wherever_they_are() -> None:
+    for make in [lambda x: Slotted([x]), lambda x: UserDict(k=x), lambda x: Out(Out([Out(x)])), lambda x: [Out((x,))]]:
+        x = torch.ones(3)
+        assert any(value is x for value in contents_of(make(x)))
 
 
 def test_cycles_shared_parts_and_endless_objects_end() -> None:
@@ -71,19 +70,6 @@ def test_cycles_shared_parts_and_endless_objects_end() -> None:
     for _ in range(2 * MOST):
         chain = Out(chain)
     assert len(contents_of(chain)) <= MOST + 1
-
-
-def test_names_only() -> None:
-    shown = contents_of([Colour.RED, Out, contents_of, nn.Linear(2, 2), {1, 2}, torch.Generator()])
-    assert shown[:3] == [f"{__name__}.Colour.RED", "builtins.type Out", "builtins.function contents_of"]
-    assert shown[3] == "torch.nn.modules.linear.Linear"
-    assert not any(isinstance(value, torch.Tensor) for value in shown), "the state of a module is compared apart"
-
-
-def test_numbers_of_numpy() -> None:
-    found = contents_of([np.arange(3.0), np.float32(2.5), np.array(["a"])])
-    tensors = [value for value in found if isinstance(value, torch.Tensor)]
-    assert [t.tolist() for t in tensors] == [[0.0, 1.0, 2.0], 2.5]
 
 
 def test_tensors_that_are_no_view_of_memory() -> None:
@@ -129,13 +115,10 @@ class Hiding(nn.Module):
         return self.layers[0](x)
 
 
-def test_globals_count_if_the_code_names_them() -> None:
+def test_modules_that_are_reached() -> None:
     assert reachable_modules(through_a_global) == [AT_MODULE_LEVEL]
     assert reachable_modules(through_a_nested_function) == [AT_MODULE_LEVEL]
     assert reachable_modules(lambda x: x + 1) == []
-
-
-def test_partial_closure_defaults_and_containers() -> None:
     first, second, third = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
     layers = [first, (second,)]
 
@@ -146,18 +129,9 @@ def test_partial_closure_defaults_and_containers() -> None:
     assert reachable_modules(functools.partial(nn.functional.linear, weight=first)) == [first]
     partial = functools.partial(run, last=AT_MODULE_LEVEL)
     assert set(reachable_modules(partial)) == {first, second, third, AT_MODULE_LEVEL}
-
-
-def test_attributes_lists_and_arguments() -> None:
     trainer, model = Trainer(), Hiding()
     trainer.itself = trainer  # a cycle
     found = reachable_modules(trainer.step)
     assert len(found) == 2 and set(found) == {trainer.model, trainer.others["head"]}
     assert model.layers[0] in reachable_modules(model)
     assert Program(lambda m, x: m(x), [((model.layers[0], torch.ones(1, 2)), {})]).modules() == [model.layers[0]]
-
-
-def test_their_parameters_are_the_programs_state_and_get_gradients() -> None:
-    program = Program(through_a_global, [((torch.ones(1, 2),), {})], grad=True)
-    assert program.wants_gradients()
-    assert {id(t) for t in program.state()} == {id(t) for t in AT_MODULE_LEVEL.parameters()}

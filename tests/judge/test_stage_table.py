@@ -1,7 +1,5 @@
 """Each row of the stage table is the first to hold for some evidence, and for what it is meant for."""
 
-from __future__ import annotations
-
 from typing import get_args, get_type_hints
 
 import pytest
@@ -56,30 +54,14 @@ def test_a_row(number: int) -> None:
     assert stage_of(evidence) == (RULES[number].stage, RULES[number].why)
 
 
-def test_there_is_an_example_of_every_row_and_every_stage_can_be_to_blame() -> None:
+def test_every_stage_has_a_row_and_a_definition() -> None:
     assert len(ROWS) == len(RULES) == len({rule.why for rule in RULES})
     assert {rule.stage for rule in RULES} == {*STAGES, "unknown"}
     assert {*GRAPHS} == {*get_args(Graphs)}
-
-
-def test_the_definitions_name_every_stage_in_the_order_of_the_pipeline() -> None:
     text = stage_table.__doc__ or ""
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     assert [name.strip(" `") for row in rows for name in row.split(",")] == list(STAGES)
-
-
-@pytest.mark.parametrize("kind", DIED)
-def test_an_exception_or_a_death_at_run_time_is_no_layout(kind: Kind) -> None:
-    assert kind not in LAID_OUT
-    assert stage_of(Evidence(kind))[0] == "runtime"
-    assert stage_of(Evidence(kind, loops="right"))[0] == "codegen", "the code of right loops kills the process"
-    assert stage_of(Evidence(kind, "dynamo", inductor=False))[0] == "dynamo", "its graphs die without the backend"
-    assert stage_of(Evidence(kind, "aot", inductor=False))[0] == "aot", "the backend runs AOTAutograd's graphs"
-
-
-@pytest.mark.parametrize(
-    ("evidence", "stage"),
-    [
+    for evidence, stage in (
         # Where a check is lost, its stage is the one that lost it.
         *((Evidence("missing_exception", point), point) for point in ("dynamo", "aot", "decomposition")),  # type: ignore[arg-type]
         (Evidence("missing_exception"), "lowering"),
@@ -96,10 +78,17 @@ def test_an_exception_or_a_death_at_run_time_is_no_layout(kind: Kind) -> None:
             for point in GRAPHS
             for loops in (None, *get_args(Loops))
         ),
-    ],
-)
-def test_what_comes_first(evidence: Evidence, stage: Stage) -> None:
-    assert stage_of(evidence)[0] == stage
+    ):
+        assert stage_of(evidence)[0] == stage
+
+
+@pytest.mark.parametrize("kind", DIED)
+def test_an_exception_or_a_death_at_run_time_is_no_layout(kind: Kind) -> None:
+    assert kind not in LAID_OUT
+    assert stage_of(Evidence(kind))[0] == "runtime"
+    assert stage_of(Evidence(kind, loops="right"))[0] == "codegen", "the code of right loops kills the process"
+    assert stage_of(Evidence(kind, "dynamo", inductor=False))[0] == "dynamo", "its graphs die without the backend"
+    assert stage_of(Evidence(kind, "aot", inductor=False))[0] == "aot", "the backend runs AOTAutograd's graphs"
 
 
 @given(st.builds(Evidence, **dict.fromkeys(get_type_hints(Evidence), ...)))  # type: ignore[arg-type]

@@ -1,13 +1,10 @@
 """The rung that the user runs decides; what is known besides can only take an accusation back."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,72 +13,57 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.findings import STAGES, Finding, Kind, Latent, Stage
+from graphprobe.judge import verdict
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.uncompiled import Reference
-from graphprobe.judge.verdict import (
-    LAST_STAGE,
-    RUNGS,
-    VERDICTS,
-    RungName,
-    State,
-    below_first_wrong,
-    exonerated,
-    first_wrong,
-    state_of,
-    to_blame,
-    verdict_of,
-)
 
-STATES: tuple[State, ...] = get_args(State)
+STATES: tuple[verdict.State, ...] = get_args(verdict.State)
 
 WRONG = Difference("wrong_value", 0, "outputs[0]", "twice as large")
 UNSURE = Difference("wrong_value", 0, "outputs[0]", "there is no reference", weight="unsure")
 
 
-def test_the_state_of_a_rung() -> None:
-    found = [state_of(differences) for differences in (None, [], [UNSURE], [UNSURE, WRONG])]
+def test_the_states_of_rungs() -> None:
+    found = [verdict.state_of(differences) for differences in (None, [], [UNSURE], [UNSURE, WRONG])]
     assert found == ["not_run", "right", "unsure", "wrong"]
+    assert verdict.first_wrong({}) is None
+    assert verdict.first_wrong(dict.fromkeys(verdict.RUNGS, "unsure")) is None
+    assert verdict.first_wrong({"plain": "wrong", "passes": "wrong", "aot": "right"}) == "passes"
+    assert verdict.below_first_wrong({"plain": "wrong", "passes": "wrong", "aot": "right"}) == {"aot": "right"}
+    assert verdict.below_first_wrong({"plain": "right", "dynamo": "unsure"}) == {"plain": "right", "dynamo": "unsure"}
 
 
-@pytest.mark.parametrize(
-    ("user", "verdicts"),  # as it is, with an excess, refused, and both
-    [
+def test_the_verdict() -> None:
+    for user, verdicts in (
         ("right", "healthy healthy healthy healthy"),
         ("wrong", "fault healthy undecided undecided"),
         ("unsure", "undecided healthy undecided healthy"),
         ("not_run", "undecided undecided undecided undecided"),
-    ],
-)
-def test_the_verdict(user: State, verdicts: str) -> None:
-    cases = itertools.product((False, True), repeat=2)
-    assert [verdict_of(user, refused=refused, excess=excess) for refused, excess in cases] == verdicts.split()
-    assert set(VERDICTS) == set(STATES)
+    ):
+        cases = itertools.product((False, True), repeat=2)
+        assert [
+            verdict.verdict_of(user, refused=refused, excess=excess) for refused, excess in cases
+        ] == verdicts.split()
+        assert set(verdict.VERDICTS) == set(STATES)
 
 
-def test_each_rung_has_run_the_stages_up_to_its_last() -> None:
-    places = [STAGES.index(LAST_STAGE[name]) for name in RUNGS]
+def test_what_a_rung_exonerates() -> None:
+    places = [STAGES.index(verdict.LAST_STAGE[name]) for name in verdict.RUNGS]
     assert places == sorted(places)
-    assert set(LAST_STAGE) == set(RUNGS)
-    for name, last in zip(RUNGS, places, strict=True):
-        assert [exonerated(stage, {name: "right"}) for stage in STAGES] == [i <= last for i in range(len(STAGES))]
-
-
-def test_only_a_rung_that_is_right_exonerates() -> None:
+    assert set(verdict.LAST_STAGE) == set(verdict.RUNGS)
+    for name, last in zip(verdict.RUNGS, places, strict=True):
+        assert [verdict.exonerated(stage, {name: "right"}) for stage in STAGES] == [
+            i <= last for i in range(len(STAGES))
+        ]
     others = [state for state in STATES if state != "right"]
-    assert not any(exonerated(stage, dict.fromkeys(RUNGS, state)) for stage in STAGES for state in others)
-    assert not exonerated("unknown", dict.fromkeys(RUNGS, "right")), "a stage that could not be told"
-    assert not exonerated("codegen", {})
-    assert exonerated("lowering", {"dynamo": "wrong", "kernels": "right"})
-    assert not exonerated("runtime", {"kernels": "right"})
-
-
-def test_the_first_wrong_rung_and_those_below_it() -> None:
-    assert first_wrong({}) is None
-    assert first_wrong(dict.fromkeys(RUNGS, "unsure")) is None
-    assert first_wrong({"plain": "wrong", "passes": "wrong", "aot": "right"}) == "passes"
-    assert below_first_wrong({"plain": "wrong", "passes": "wrong", "aot": "right"}) == {"aot": "right"}
-    assert below_first_wrong({"plain": "right", "dynamo": "unsure"}) == {"plain": "right", "dynamo": "unsure"}
+    assert not any(
+        verdict.exonerated(stage, dict.fromkeys(verdict.RUNGS, state)) for stage in STAGES for state in others
+    )
+    assert not verdict.exonerated("unknown", dict.fromkeys(verdict.RUNGS, "right")), "a stage that could not be told"
+    assert not verdict.exonerated("codegen", {})
+    assert verdict.exonerated("lowering", {"dynamo": "wrong", "kernels": "right"})
+    assert not verdict.exonerated("runtime", {"kernels": "right"})
 
 
 STATE, STAGE = st.sampled_from(STATES), st.sampled_from((*STAGES, "unknown"))
@@ -93,7 +75,9 @@ LATENT = st.builds(Latent, kind=KIND, stage=STAGE, reason=st.text(max_size=5))
 class Planted(Ladder):
     """A ladder whose rungs are not run: what was seen on them is given."""
 
-    def __init__(self, folder: Path, rungs: dict[RungName, tuple[State, list[Finding], list[Latent]]], deep: bool):
+    def __init__(
+        self, folder: Path, rungs: dict[verdict.RungName, tuple[verdict.State, list[Finding], list[Latent]]], deep: bool
+    ):
         super().__init__(Program(len, []), Compilation("inductor", None, folder), Limits(deep=deep))
         self.planted = rungs
         self.reference = Reference([[Observation(None)]])
@@ -103,7 +87,7 @@ class Planted(Ladder):
         """No child process."""
         return SimpleNamespace(died=True, raised=None, value=None, signal="SIGKILL", seconds=0.0)
 
-    def _rung(self, name: RungName, step: Any) -> None:
+    def _rung(self, name: verdict.RungName, step: Any) -> None:
         state, findings, latent = self.planted[name]
         self.run.append(name)
         if state != "not_run":
@@ -114,13 +98,13 @@ class Planted(Ladder):
 
 @given(
     rungs=st.fixed_dictionaries(
-        {name: st.tuples(STATE, st.lists(FINDING, max_size=2), st.lists(LATENT, max_size=2)) for name in RUNGS}
+        {name: st.tuples(STATE, st.lists(FINDING, max_size=2), st.lists(LATENT, max_size=2)) for name in verdict.RUNGS}
     ),
     state=STATE.filter(lambda state: state != "wrong"),
     deep=st.booleans(),
 )
 def test_whatever_is_seen_inside_a_program_that_is_not_wrong_convicts_nothing(
-    rungs: dict[RungName, tuple[State, list[Finding], list[Latent]]], state: State, deep: bool
+    rungs: dict[verdict.RungName, tuple[verdict.State, list[Finding], list[Latent]]], state: verdict.State, deep: bool
 ) -> None:
     rungs["plain"] = (state, *rungs["plain"][1:])
     ladder = Planted(Path("nowhere"), rungs, deep)
@@ -133,22 +117,22 @@ def test_whatever_is_seen_inside_a_program_that_is_not_wrong_convicts_nothing(
     for name in ladder.run:
         for one in (*rungs[name][1], *rungs[name][2]):
             assert (one.kind, one.stage, one.op) in told
-    assert state != "right" or ladder.run == (["plain", *RUNGS[:-1]] if deep else ["plain"])
+    assert state != "right" or ladder.run == (["plain", *verdict.RUNGS[:-1]] if deep else ["plain"])
 
 
-@given(stage=STAGE, right=st.sets(st.sampled_from(RUNGS)), wrong=st.sampled_from(RUNGS))
-def test_a_stage_is_never_exonerated_by_rungs_that_stop_before_it(
-    stage: Stage, right: set[RungName], wrong: RungName
-) -> None:
-    before = [name for name in right if stage in STAGES and STAGES.index(LAST_STAGE[name]) < STAGES.index(stage)]
-    states: dict[RungName, State] = {**dict.fromkeys(before, "right"), wrong: "wrong"}
-    assert not exonerated(stage, states)
+@given(stage=STAGE, right=st.sets(st.sampled_from(verdict.RUNGS)), wrong=st.sampled_from(verdict.RUNGS))
+def test_not_exonerated_by_rungs_before(stage: Stage, right: set[verdict.RungName], wrong: verdict.RungName) -> None:
+    before = [
+        name for name in right if stage in STAGES and STAGES.index(verdict.LAST_STAGE[name]) < STAGES.index(stage)
+    ]
+    states: dict[verdict.RungName, verdict.State] = {**dict.fromkeys(before, "right"), wrong: "wrong"}
+    assert not verdict.exonerated(stage, states)
 
 
 def test_the_dtype_of_what_nobody_sees_explains_no_wrong_numbers() -> None:
     dtype = Finding(kind="wrong_dtype", stage="decomposition", op="aten.native_layer_norm.default")
     number = Finding(kind="nonfinite", stage="decomposition", op="aten.std.correction")
-    assert to_blame([dtype, number], {"aot": "right"}, {"wrong_value"}) == [number]
-    assert to_blame([dtype, number], {"aot": "right"}, {"wrong_value", "wrong_dtype"}) == [dtype, number]
-    assert to_blame([dtype], {"aot": "right"}, {"wrong_value"}) == [dtype]
-    assert to_blame([dtype, number], {"passes": "right"}, {"wrong_value"}) == []
+    assert verdict.to_blame([dtype, number], {"aot": "right"}, {"wrong_value"}) == [number]
+    assert verdict.to_blame([dtype, number], {"aot": "right"}, {"wrong_value", "wrong_dtype"}) == [dtype, number]
+    assert verdict.to_blame([dtype], {"aot": "right"}, {"wrong_value"}) == [dtype]
+    assert verdict.to_blame([dtype, number], {"passes": "right"}, {"wrong_value"}) == []

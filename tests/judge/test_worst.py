@@ -1,7 +1,5 @@
 """The worst element: which one, both values, how far off, how far it may be, and all of it in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -42,27 +40,24 @@ def test_the_largest_error_among_those_out_of_bounds() -> None:
     assert first == "expected 1, got -1.07 at (5, 7) of output 0"
     assert second.startswith("off by 2.07, where rounding explains ")
     assert third == "2 of 128 elements are wrong"
-
-
-def test_the_bound_of_what_is_counted() -> None:
     expected, actual = torch.ones(4), torch.tensor([1.0, 1.1, 1.0, 3.0])
     assert number(expected, actual).wrong == 2
     assert number(expected, actual, sigma=0.02).wrong == 1, "noise of the program widens it"
     expected = torch.linspace(1, 2, 64)
     worst = number(expected, expected * (1 + 12 * 2**-24))
     assert worst.wrong > 0 and worst.off > (worst.legitimate or 0), "it is tighter where all are a little off"
-
-
-def test_nan_is_worse_than_any_number() -> None:
     actual = torch.tensor([[9.0, 0.0], [float("nan"), 0.0]], dtype=torch.bfloat16)
     worst = number(torch.zeros(2, 2, dtype=torch.bfloat16), actual)
     assert worst.index == (1, 0) and worst.wrong == 2
     assert in_words(worst) == "expected 0, got NaN at (1, 0) of output 0; 2 of 4 elements are wrong"
+    worst = number(torch.tensor([1 + 2j, 3]), torch.tensor([2 + 2j, 3]))
+    assert (worst.expected, worst.actual, worst.off, worst.wrong) == ("1+2j", "2+2j", 1.0, 1)
+    assert worst_exact("o", torch.tensor([200], dtype=torch.uint8), torch.tensor([100], dtype=torch.uint8)).off == 100
+    assert worst_scalar("output 0", "a", 1) is None
 
 
-@pytest.mark.parametrize(
-    ("worst", "words"),
-    [
+def test_in_words() -> None:
+    for worst, words in (
         (number(torch.tensor(float("inf")), torch.tensor(1.0)), "expected infinity, got 1 in output 0"),
         (number(torch.tensor(1.5), torch.tensor(1.500125)), "expected 1.5, got 1.50013 in output 0; off by 0.000125"),
         (worst_scalar("output 0", 1.0, 2.0), "expected 1, got 2 in output 0; off by 1"),
@@ -75,17 +70,8 @@ def test_nan_is_worse_than_any_number() -> None:
             worst_exact("input 0 after the call", torch.tensor([True, False]), torch.tensor([False, False])),
             "expected True, got False at index 0 of input 0 after the call; 1 of 2 elements is wrong",
         ),
-    ],
-)
-def test_in_words(worst: Worst, words: str) -> None:
-    assert in_words(worst).startswith(words)
-
-
-def test_complex_and_narrow_whole_numbers() -> None:
-    worst = number(torch.tensor([1 + 2j, 3]), torch.tensor([2 + 2j, 3]))
-    assert (worst.expected, worst.actual, worst.off, worst.wrong) == ("1+2j", "2+2j", 1.0, 1)
-    assert worst_exact("o", torch.tensor([200], dtype=torch.uint8), torch.tensor([100], dtype=torch.uint8)).off == 100
-    assert worst_scalar("output 0", "a", 1) is None
+    ):
+        assert in_words(worst).startswith(words)
 
 
 def test_the_judge_tells_it() -> None:
@@ -105,9 +91,6 @@ def test_the_judge_tells_it() -> None:
     assert found.worst is not None and found.worst.off == 1.0
     (found,) = compare(Reference([[call(1), call(1)]]), [call(1), call(2)])
     assert found.worst is not None and found.worst.label == "output 0 of call 1"
-
-
-def test_layouts_dtypes_and_exceptions_have_none() -> None:
     raised = Observation(Raised("RuntimeError", "no", ""))
     for other in (call(torch.zeros(4, 3)), call(torch.zeros(3, 4).double()), call(torch.zeros(4, 3).t()), raised):
         (found,) = differences(call(torch.zeros(3, 4)), other)

@@ -6,8 +6,6 @@ Only the standard library is imported, and little of it: this is to start at onc
 difference, by an option or a variable that is read while Python or torch are loaded, the usual Python takes over.
 """
 
-from __future__ import annotations
-
 import array
 import json
 import os

@@ -1,7 +1,5 @@
 """The side of the tests: starts the server, and ends it."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
@@ -32,12 +30,10 @@ class Warm:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self._server.stdout is not None
         said = self._server.stdout.readline()
         assert said == "listening\n", f"the server of warm processes said {said!r}"
 
     def close(self) -> None:
-        assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait(30)
         self._folder.cleanup()

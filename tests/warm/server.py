@@ -6,8 +6,6 @@ It listens at FOLDER/socket until its own standard input ends. graphprobe is not
 program to say.
 """
 
-from __future__ import annotations
-
 import array
 import atexit
 import gc

@@ -1,7 +1,5 @@
 """A fork of the server is what Python would have been: how it ends, what it says, where it finds things."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -40,21 +38,15 @@ def test_it_ends_and_says_what_python_does(code: str, run_warm: Python, tmp_path
     assert (fork.code, fork.out, fork.err) == (plain.returncode, plain.stdout, plain.stderr)
 
 
-def test_a_script_sees_its_own_file_and_folder(run_warm: Python, tmp_path: Path) -> None:
+def test_what_it_sees_and_what_it_starts(run_warm: Python, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
     script = tmp_path / "script.py"
     script.write_text("import beside, sys\nprint(__name__, __file__, beside.VALUE, sys.argv[1:])\n")
     done = run_warm(str(script), "a", cwd=Path("/"))
     assert done.out == f"__main__ {script} 5 ['a']\n", done.err
-
-
-def test_what_is_read_while_torch_loads_starts_python_as_ever(run_warm: Python, tmp_path: Path) -> None:
     assert run_warm("-c", WARM, cwd=tmp_path).out == "True\n"
     assert run_warm("-c", WARM, cwd=tmp_path, env={"TORCH_LOGS": "graph_breaks"}).out == "False\n"
     assert run_warm("-X", "utf8", "-c", WARM, cwd=tmp_path).out == "False\n"
-
-
-def test_what_it_starts_is_warm_too(run_warm: Python, tmp_path: Path) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WARM!r}])"
     assert run_warm("-c", code, cwd=tmp_path).out == "True\n"
 
@@ -62,7 +54,6 @@ def test_what_it_starts_is_warm_too(run_warm: Python, tmp_path: Path) -> None:
 def test_it_ends_with_who_asked_for_it(warm: Warm, tmp_path: Path) -> None:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     with subprocess.Popen([warm.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
         program = Path("/proc", client.stdout.readline().strip())
         assert program.exists()
         client.kill()

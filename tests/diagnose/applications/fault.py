@@ -1,7 +1,5 @@
 """The fault that each of these programs can have: `planted` among its arguments, and the kernels of relu are wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """Generation with a static KV cache, the forward compiled: a prompt, then one token at a time into the same memory."""
 
-from __future__ import annotations
-
 import sys
 
 import fault

@@ -1,7 +1,5 @@
 """A training loop as accelerate makes it, by hand: autocast, accumulated gradients, clipping, a schedule."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """`nn.Module.compile`: the module compiles itself, is trained for a step, and asked in between."""
 
-from __future__ import annotations
-
 import sys
 
 import fault

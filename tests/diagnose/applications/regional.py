@@ -1,7 +1,5 @@
 """Regional compilation: `regional.py COUNT [other]` trains equal blocks, each compiled by itself."""
 
-from __future__ import annotations
-
 import sys
 
 import fault

@@ -1,7 +1,5 @@
 """The Trainer of transformers, told to compile."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 

@@ -8,8 +8,4 @@ def program(x, w):
 
 
 def make():
-    torch.manual_seed(0)
     return program, (torch.rand(16, 200).to(torch.bfloat16), torch.rand(200).to(torch.bfloat16)), {}
-
-
-EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

@@ -7,6 +7,3 @@ GRAD = True
 
 def make():
     return convnet(train=True)
-
-
-EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

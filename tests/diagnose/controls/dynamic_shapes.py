@@ -21,6 +21,3 @@ def make():
 
 def extra_calls():
     return [(sized(9), {}), (sized(17), {})]
-
-
-EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

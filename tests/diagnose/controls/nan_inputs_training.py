@@ -9,6 +9,3 @@ def make():
     model, (x,), kwargs = mlp()
     x[1, 3], x[2, 0] = float("nan"), float("inf")
     return model, (x,), kwargs
-
-
-EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

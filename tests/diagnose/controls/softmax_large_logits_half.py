@@ -8,8 +8,4 @@ def program(x):
 
 
 def make():
-    torch.manual_seed(0)
     return program, ((torch.randn(4, 50) * 9000).clamp(-20000, 20000).half(),), {}
-
-
-EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

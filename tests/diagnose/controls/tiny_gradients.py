@@ -23,6 +23,3 @@ class Scaled(torch.nn.Module):
 def make():
     model, args, kwargs = mlp(inner=shrink, at=0)
     return Scaled(model).eval(), args, kwargs
-
-
-EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

@@ -8,8 +8,4 @@ def program(x, places, values):
 
 
 def make():
-    torch.manual_seed(0)
     return program, (torch.zeros(50), torch.randint(0, 50, (40000,)), torch.randn(40000)), {}
-
-
-EXPECT = {"kind": "control", "stage": "none", "culprit_ops": [], "direction": "forward"}

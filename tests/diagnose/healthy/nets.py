@@ -3,8 +3,6 @@
 Each takes its batch as keywords and returns the loss first, as the models of transformers do when they have labels.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

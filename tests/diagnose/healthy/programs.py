@@ -4,8 +4,6 @@ FAMILY is one of `families.FAMILIES`. PRECISION is `fp32`, `bf16` (weights and i
 is `inference` (no gradients are required, no dropout) or `training` (the loss, with dropout).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +16,6 @@ MODES = ("inference", "training")
 
 
 class Autocast(nn.Module):
-    """A model in autocast to bfloat16."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

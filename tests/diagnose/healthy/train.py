@@ -3,8 +3,6 @@
 Autocast, where asked for, is around the compiled model, as trainers have it.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -10,17 +10,8 @@ def cos(x):
 
 
 def make():
-    torch.manual_seed(0)
     return (lambda x: torch.vmap(lambda row: (row + 1).sin() * row.cos() - 2)(x).exp()), (torch.rand(5, 6),), {}
 
 
-def plant():
-    return cpp("cos", cos)
-
-
-EXPECT = {
-    "kind": "crash_compile",
-    "stage": "codegen",
-    "culprit_ops": ["aten.cos.default"],
-    "direction": "forward",
-}
+PLANT = cpp("cos", cos)
+EXPECT = {"kind": "crash_compile", "stage": "codegen", "ops": "aten.cos"}

@@ -42,9 +42,4 @@ def plant():
     return attribute(wrapper.PythonWrapperCodegen, "memory_plan_reuse", plan)
 
 
-EXPECT = {
-    "kind": ["wrong_value", "aliasing"],
-    "stage": ["codegen", "runtime"],
-    "culprit_ops": ["aten.mm.default", "aten.sin.default", "aten.add.Tensor"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "wrong_value aliasing", "stage": "codegen runtime", "ops": "aten.mm aten.sin aten.add"}

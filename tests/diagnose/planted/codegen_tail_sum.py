@@ -23,13 +23,5 @@ def make():
     return transformer(depth=2, at=1)
 
 
-def plant():
-    return attribute(CppVecKernel, "reduction_combine_vec", short)
-
-
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "codegen",
-    "culprit_ops": ["aten.sum.dim_IntList", "aten._softmax.default"],
-    "direction": "forward",
-}
+PLANT = attribute(CppVecKernel, "reduction_combine_vec", short)
+EXPECT = {"kind": "wrong_value", "stage": "codegen", "ops": "aten.sum aten._softmax"}

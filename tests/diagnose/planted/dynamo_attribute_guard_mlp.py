@@ -37,13 +37,9 @@ def between(fn, i):
     fn.temperature = 0.25
 
 
-def plant():
-    return attribute(GuardBuilder, "EQUALS_MATCH", lax)
-
-
+PLANT = attribute(GuardBuilder, "EQUALS_MATCH", lax)
 EXPECT = {
     "kind": "wrong_value",
     "stage": "dynamo",
-    "culprit_ops": ["aten.div.Tensor", "operator.truediv", "_operator.truediv", "torch.div", "torch.true_divide"],
-    "direction": "forward",
+    "ops": "aten.div operator.truediv _operator.truediv torch.div torch.true_divide",
 }

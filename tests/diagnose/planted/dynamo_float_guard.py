@@ -18,7 +18,6 @@ def scaled(x, scale):
 
 
 def make():
-    torch.manual_seed(0)
     return scaled, (torch.randn(12), 2.0), {}
 
 
@@ -27,13 +26,5 @@ def extra_calls():
     return [((torch.randn(12), 3.0), {})]
 
 
-def plant():
-    return attribute(GuardBuilder, "EQUALS_MATCH", lax)
-
-
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["aten.mul.Tensor", "torch.mul", "operator.mul", "_operator.mul"],
-    "direction": "forward",
-}
+PLANT = attribute(GuardBuilder, "EQUALS_MATCH", lax)
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "aten.mul torch.mul operator.mul _operator.mul"}

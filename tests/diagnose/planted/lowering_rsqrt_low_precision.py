@@ -16,13 +16,5 @@ def make():
     return mlp()
 
 
-def plant():
-    return lowering(torch.ops.aten.rsqrt.default, low)
-
-
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "lowering",
-    "culprit_ops": ["aten.rsqrt.default"],
-    "direction": "forward",
-}
+PLANT = lowering(torch.ops.aten.rsqrt.default, low)
+EXPECT = {"kind": "wrong_value", "stage": "lowering", "ops": "aten.rsqrt"}

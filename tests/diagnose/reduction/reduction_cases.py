@@ -62,7 +62,6 @@ def has_relu(gm):
 
 
 def raising(gm, _):
-    """Cannot compile a relu."""
     if has_relu(gm):
         raise NotImplementedError(f"relu of graph {id(gm):#x} is not supported, {len(calls_of(gm))} calls")
     return gm.forward

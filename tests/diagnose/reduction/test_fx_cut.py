@@ -1,17 +1,13 @@
 """What is cut out of a graph runs alone, on the values that were computed there."""
 
-from __future__ import annotations
-
 import operator
 
-import msgspec
 import pytest
 import torch
 from reduction.reduction_cases import calls_of, captured, mlp
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.reduction.edits import Recipe
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.engine.values import capture
 
@@ -36,11 +32,10 @@ def piece(space, *units):
 
 
 def built(space, *units):
-    """The piece as a graph, and the inputs of each call."""
     return space.build(piece(space, *units).recipe)
 
 
-def test_a_cut_edge_becomes_a_placeholder_with_the_value_that_was_computed():
+def test_a_cut_edge_becomes_a_placeholder_with_the_value_that_was_computed() -> None:
     x = torch.randn(3)
     space = problem(lambda x: torch.relu(torch.sin(x).cos()) + 1, (x,))
     assert names(space) == ["sin", "cos", "relu", "add"]
@@ -50,6 +45,14 @@ def test_a_cut_edge_becomes_a_placeholder_with_the_value_that_was_computed():
     outputs = graph(*inputs)
     assert torch.equal(outputs[0], x.sin().cos())
     assert torch.equal(outputs[1], inputs[1] + 1)
+    for fn, unit, expected in (
+        (added_in_place, "cos", torch.sin),
+        (added_in_place, "exp", lambda x: x.sin() + 1),
+        (doubled_in_place, "mul_", lambda x: x),
+        (doubled_in_place, "sin", lambda x: x * 2),
+    ):
+        x = torch.randn(3)
+        assert torch.equal(built(problem(fn, (x.clone(),)), unit)[1][0][0], expected(x))
 
 
 def added_in_place(x):
@@ -64,27 +67,16 @@ def doubled_in_place(x):
     return x.sin()
 
 
-@pytest.mark.parametrize(
-    ("fn", "unit", "expected"),
-    [
-        (added_in_place, "cos", torch.sin),
-        (added_in_place, "exp", lambda x: x.sin() + 1),
-        (doubled_in_place, "mul_", lambda x: x),
-        (doubled_in_place, "sin", lambda x: x * 2),
-    ],
-)
-def test_a_value_is_the_one_its_user_found(fn, unit, expected):
-    x = torch.randn(3)
-    assert torch.equal(built(problem(fn, (x.clone(),)), unit)[1][0][0], expected(x))
-
-
-def test_a_piece_with_a_write_writes_and_its_value_is_no_leaf():
+def test_gradients_of_a_piece() -> None:
     x = torch.randn(3)
     graph, [inputs] = built(problem(added_in_place, (x.clone().requires_grad_(),), grad=True), "add_", "exp")
     assert inputs[0].requires_grad
     result = graph(*inputs)[-1]
     assert torch.equal(result, (x.sin() + 1).exp())
     result.sum().backward()
+    w, x = torch.randn(3, requires_grad=True), torch.randn(3)
+    space = problem(lambda x, w: torch.relu(x * w) + x.sin(), (x, w), grad=True)
+    assert [value.requires_grad for value in built(space, "relu", "add")[1][0]] == [True, False]
 
 
 def test_inputs_that_share_memory_go_on_sharing_it():
@@ -151,22 +143,11 @@ def test_a_float_that_is_an_input_is_a_number_unless_it_changes_and_an_int_stays
         assert torch.equal(made(*inputs)[0], torch.full((3,), 4.5))
 
 
-def test_gradients_are_asked_for_where_the_program_asked_for_them():
-    w, x = torch.randn(3, requires_grad=True), torch.randn(3)
-    space = problem(lambda x, w: torch.relu(x * w) + x.sin(), (x, w), grad=True)
-    assert [value.requires_grad for value in built(space, "relu", "add")[1][0]] == [True, False]
-
-
 def test_the_digest_knows_structure_and_values_and_no_names():
     x = torch.randn(3)
     space, other = (problem(lambda x: (torch.relu(x), torch.relu(x) + 1), (value,)) for value in (x, x + 1))
     assert piece(space, "relu").digest == piece(space, "relu_1").digest
     assert piece(space, "relu").digest not in (piece(space, "add").digest, piece(other, "relu").digest)
-
-
-def test_a_recipe_is_the_same_after_json():
-    recipe = Recipe(("a", "b"), calls=(1,), base=Recipe(("c",)))
-    assert msgspec.json.decode(msgspec.json.encode(recipe), type=Recipe) == recipe
 
 
 def test_the_whole_is_the_case_and_its_units_know_their_modules():

@@ -1,21 +1,12 @@
 """A case is read again from what was written of it, and its folder comes through kills and strangers."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch
 from reduction.reduction_cases import case_of
 
 from graphprobe.diagnose.dossier.writer import write_dossier
-from graphprobe.diagnose.reduction.case_folder import (
-    STATE,
-    CaseFolder,
-    State,
-    clear_leftovers,
-    exchange,
-    finding_of,
-)
+from graphprobe.diagnose.reduction.case_folder import STATE, CaseFolder, State, clear_leftovers, exchange, finding_of
 from graphprobe.diagnose.reduction.load_case import load_case
 from graphprobe.engine.values import capture, to_bytes
 from graphprobe.errors import UsageError

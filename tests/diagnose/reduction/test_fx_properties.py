@@ -1,7 +1,5 @@
 """What holds for the reduction of any graph, drawn by chance: judged in this process, by what a graph contains."""
 
-from __future__ import annotations
-
 import operator
 
 import pytest

@@ -1,11 +1,6 @@
 """A case is reduced on disk: it ends with the smallest one, or goes on from where it was ended."""
 
-from __future__ import annotations
-
-import contextlib
-import json
 import os
-import random
 import signal
 import subprocess
 
@@ -26,7 +21,6 @@ HEAVY = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def case():
-    """Twelve layers, of which one is a relu."""
     fn, args = mlp()
     return case_of(fn, args, backend="eager")
 
@@ -131,7 +125,6 @@ def test_a_budget_ends_it_with_what_was_found_and_resuming_repeats_no_question(r
 
 @pytest.mark.slow
 def test_resuming_puts_right_what_was_killed_as_it_began(reduced, tmp_path):
-    """The process was killed before the original lay there whole."""
     reduced("raising", max_calls=2)
     (tmp_path / "out" / "original").rename(tmp_path / "out" / ".original.new")
     (tmp_path / "out" / JOURNAL).unlink()
@@ -201,36 +194,6 @@ def test_whatever_ends_it_leaves_a_repro_and_a_journal(end, begun, reduced, tmp_
     result = reduced("raising", resume=True)
     assert left(result) == ["relu"]
     assert result.reduction.replayed == answers
-
-
-@HEAVY
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_killed_again_and_again_at_any_moment_it_still_gets_there(end, begun, reduced, tmp_path):
-    """At every moment the repro on disk is whole; what was answered is never asked again; it ends as without kills."""
-    out = tmp_path / "out"
-    rng = random.Random(7)
-    kills = 0
-    while True:
-        process, pid = begun(0)
-        if kills < 6:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(rng.uniform(0.0, 4.0 + 2 * kills))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, end)
-            kills += 1
-        said = process.communicate(timeout=120)[0]
-        assert process.returncode in (0, 1, -end, 130)
-        if (out / REPRO).exists():
-            compile((out / REPRO / "repro.py").read_text(), "repro.py", "exec")
-            assert calls_of(load_case(out / REPRO).graph)
-        if "DONE" in said:
-            break
-    assert kills >= 2
-    assert said.startswith("DONE 1 crash_compile")
-    lines = [json.loads(line) for line in (out / JOURNAL).read_text().splitlines()[1:]]
-    asked = [line["digest"] for line in lines if line["by"] not in ("original", "confirm")]
-    assert len(asked) == len(set(asked))
-    assert reduced("raising", "whole").reduction.calls == len(lines)
 
 
 @HEAVY

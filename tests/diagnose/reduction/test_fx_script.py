@@ -1,7 +1,5 @@
 """The reducer in the place of torch's minifier, in a program that compiles."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext, suppress
 
 import cases
@@ -61,7 +59,6 @@ def watching(tmp_path, monkeypatch):
 
 
 def check_reduced(watch, signature, name="relu"):
-    """One call is left, and fails as the program did."""
     assert watch.ended.reduction.signature.startswith(signature)
     calls = calls_of(watch.ended.reduction.case.graph)
     assert [str(getattr(n.target, "__name__", n.target)) for n in calls] == [name]
@@ -78,9 +75,7 @@ def check_reduced(watch, signature, name="relu"):
         ("accuracy", 4, None, "wrong_value"),
     ],
 )
-def test_the_first_failing_graph_is_reduced_and_the_program_goes_on_or_is_left(
-    kind, level, error, signature, leave, watching, tmp_path
-):
+def test_the_first_failing_graph_is_reduced(kind, level, error, signature, leave, watching, tmp_path):
     """Without a level, as the settings of torch ask."""
     asked = torch._dynamo.config.patch(repro_after="dynamo", repro_level=2) if level is None else nullcontext()
     ended = pytest.raises(watch_script.ReducedExit if leave else error) if leave or error else nullcontext()
@@ -225,9 +220,8 @@ def test_another_process_reduces_where_none_can_be_forked(watching, monkeypatch)
     assert "not tried in a child process" in said[0]
 
 
-@pytest.mark.parametrize(
-    ("after", "level", "result"),
-    [
+def test_variables() -> None:
+    for after, level, result in (
         (None, None, None),
         ("dynamo", None, Asked("dynamo", 2)),
         ("aot", "4", Asked("aot", 4)),
@@ -236,14 +230,12 @@ def test_another_process_reduces_where_none_can_be_forked(watching, monkeypatch)
         ("aot", "7", "'7': it takes 2, 3 or 4"),
         ("aot", "two", "'two': it takes 2, 3 or 4"),
         (None, "3", "without TORCHDYNAMO_REPRO_AFTER"),
-    ],
-)
-def test_variables(after, level, result):
-    given = {"TORCHDYNAMO_REPRO_AFTER": after, "TORCHDYNAMO_REPRO_LEVEL": level}
-    environ = {name: value for name, value in given.items() if value is not None}
-    if isinstance(result, str):
-        with pytest.raises(UsageError, match=result):
-            asked_by(environ)
-    else:
-        assert asked_by(environ) == result
-        assert bool(watch_script.watch_environment(environ)) is bool(result)
+    ):
+        given = {"TORCHDYNAMO_REPRO_AFTER": after, "TORCHDYNAMO_REPRO_LEVEL": level}
+        environ = {name: value for name, value in given.items() if value is not None}
+        if isinstance(result, str):
+            with pytest.raises(UsageError, match=result):
+                asked_by(environ)
+        else:
+            assert asked_by(environ) == result
+            assert bool(watch_script.watch_environment(environ)) is bool(result)

@@ -1,9 +1,5 @@
 """Two failures are the same one where their signatures are equal."""
 
-from __future__ import annotations
-
-import pytest
-
 from graphprobe.diagnose.reduction.signature import kind_of, needs_values, normalised, of_death, of_exception
 from graphprobe.errors import Raised
 
@@ -24,9 +20,8 @@ def signature(message, type_="torch._inductor.exc.InductorError", compiling=True
     return of_exception(Raised(type_, message, ""), compiling=compiling)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "same"),
-    [
+def test_signatures() -> None:
+    for first, second, same in (
         (("bad size 3 at 0x7f21 in /a/b.py, buf12",), ("bad size 41 at 0xff in /c/d.py, buf3",), True),
         (("bad size 3",), ("bad shape 3",), False),
         (("a",), ("a", "ValueError"), False),
@@ -36,28 +31,17 @@ def signature(message, type_="torch._inductor.exc.InductorError", compiling=True
         ((OP.format("relu"),), (OP.format("sin"),), False),
         ((WRAPPED.format("KeyError"),), (WRAPPED.format("ValueError"),), False),
         ((NO_MEMORY,), ("", "MemoryError"), True),
-    ],
-)
-def test_what_counts_and_what_does_not(first, second, same):
-    assert (signature(*first) == signature(*second)) is same
-
-
-def test_what_a_signature_says():
+    ):
+        assert (signature(*first) == signature(*second)) is same
     assert normalised("in cpp_fused_add_relu_3") == normalised("in cpp_fused_sin_0")
     assert "not declared" in signature(GCC.format(15, 15, "declared"))
     assert signature(OP.format("relu")).endswith("at aten.relu.default")
     assert signature("", "ValueError") == "crash_compile ValueError: "
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "by_value"),
-    [
+    for text, kind, by_value in (
         (of_death("SIGSEGV"), "segfault", False),
         (of_death(None), "hang", False),
         ("wrong_value", "wrong_value", True),
         ("crash_compile E: x", "crash_compile", False),
         ("nonfinite matching x", "nonfinite", True),
-    ],
-)
-def test_a_signature_begins_with_the_kind(text, kind, by_value):
-    assert (kind_of(text), needs_values(text)) == (kind, by_value)
+    ):
+        assert (kind_of(text), needs_values(text)) == (kind, by_value)

@@ -1,7 +1,5 @@
 """Graphs with transforms of torch.func become graphs of plain operators that compute the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

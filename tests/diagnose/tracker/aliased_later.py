@@ -21,8 +21,7 @@ def extra_calls():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "lost_mutation", "aliasing"],
-    "stage": ["runtime", "aot"],
-    "culprit_ops": ["aten.mul.Tensor", "torch.Tensor.mul_", "aten.mul_.Tensor", "aten.add.Tensor"],
-    "direction": "forward",
+    "kind": "wrong_value lost_mutation aliasing",
+    "stage": "runtime aot",
+    "ops": "aten.mul torch.Tensor.mul_ aten.mul_ aten.add",
 }

@@ -32,10 +32,4 @@ def extra_calls():
     return make.calls
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["operator.mul", "operator.add"],
-    "direction": "forward",
-    "lines": 60,
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "operator.mul operator.add", "lines": 60}

@@ -15,8 +15,7 @@ def make():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "aliasing"],
-    "stage": ["lowering", "codegen"],
-    "culprit_ops": ["aten.view.dtype", "aten.copy_.default", "aten.mul.Tensor", "aten.sub.Tensor", "aten.add.Tensor"],
-    "direction": "forward",
+    "kind": "wrong_value aliasing",
+    "stage": "lowering codegen",
+    "ops": "aten.view aten.copy_ aten.mul aten.sub aten.add",
 }

@@ -18,9 +18,8 @@ def make():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "lost_mutation"],
+    "kind": "wrong_value lost_mutation",
     "stage": "post_grad",
-    "culprit_ops": ["aten.copy_.default", "aten.slice_scatter.default", "aten.slice.Tensor", "operator.setitem"],
-    "direction": "forward",
+    "ops": "aten.copy_ aten.slice_scatter aten.slice operator.setitem",
     "lines": 40,
 }

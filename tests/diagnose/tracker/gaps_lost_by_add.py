@@ -16,6 +16,5 @@ def make():
 EXPECT = {
     "kind": "wrong_value",
     "stage": "aot",
-    "culprit_ops": ["aten.as_strided_copy.default", "torch.as_strided_copy", "aten.add.Tensor", "torch.Tensor.add_"],
-    "direction": "forward",
+    "ops": "aten.as_strided_copy torch.as_strided_copy aten.add torch.Tensor.add_",
 }

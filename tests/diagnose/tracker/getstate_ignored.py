@@ -29,10 +29,4 @@ def make():
     return program, (torch.ones(3), State()), {}
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["copy.deepcopy"],
-    "direction": "forward",
-    "lines": 60,
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "copy.deepcopy", "lines": 60}

@@ -11,9 +11,4 @@ def make():
     return program, (torch.zeros(4, 3), torch.tensor([-1]), torch.ones(1, 3)), {}
 
 
-EXPECT = {
-    "kind": "missing_exception",
-    "stage": ["decomposition", "lowering"],
-    "culprit_ops": ["aten.index_copy.default", "torch.index_copy"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "missing_exception", "stage": "decomposition lowering", "ops": "aten.index_copy torch.index_copy"}

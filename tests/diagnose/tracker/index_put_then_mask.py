@@ -15,9 +15,4 @@ def make():
     return program, (torch.zeros(6),), {}
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "codegen",
-    "culprit_ops": ["aten.index_put.default", "aten.where.self"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "wrong_value", "stage": "codegen", "ops": "aten.index_put aten.where"}

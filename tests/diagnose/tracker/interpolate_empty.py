@@ -11,10 +11,4 @@ def make():
     return program, (torch.zeros(1, 1, 0, 4),), {}
 
 
-EXPECT = {
-    "kind": "missing_exception",
-    "stage": "decomposition",
-    "culprit_ops": ["aten.upsample_nearest2d.default", "aten.upsample_nearest2d.vec"],
-    "direction": "forward",
-    "lines": 40,
-}
+EXPECT = {"kind": "missing_exception", "stage": "decomposition", "ops": "aten.upsample_nearest2d", "lines": 40}

@@ -27,10 +27,4 @@ def extra_calls():
     return [((torch.ones(2),), {})]
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["step.run"],
-    "direction": "forward",
-    "lines": 70,
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "step.run", "lines": 70}

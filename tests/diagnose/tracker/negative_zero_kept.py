@@ -19,8 +19,7 @@ def extra_calls():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "nonfinite"],
-    "stage": ["dynamo", "runtime"],
-    "culprit_ops": ["settings['scale']", "operator.mul", "aten.mul.Tensor", "torch.Tensor.mul"],
-    "direction": "forward",
+    "kind": "wrong_value nonfinite",
+    "stage": "dynamo runtime",
+    "ops": "settings['scale'] operator.mul aten.mul torch.Tensor.mul",
 }

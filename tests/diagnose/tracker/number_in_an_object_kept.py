@@ -25,8 +25,7 @@ def extra_calls():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "side_effect", "lost_mutation"],
-    "stage": ["dynamo", "runtime", "aot"],
-    "culprit_ops": ["operator.add", "aten.add.Tensor"],
-    "direction": "forward",
+    "kind": "wrong_value side_effect lost_mutation",
+    "stage": "dynamo runtime aot",
+    "ops": "operator.add aten.add",
 }

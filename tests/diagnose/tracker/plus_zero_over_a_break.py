@@ -14,10 +14,4 @@ def make():
     return program, (torch.arange(6.0),), {}
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "joint",
-    "culprit_ops": ["aten.add.Tensor"],
-    "direction": "forward",
-    "lines": 40,
-}
+EXPECT = {"kind": "wrong_value", "stage": "joint", "ops": "aten.add", "lines": 40}

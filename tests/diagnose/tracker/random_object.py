@@ -18,10 +18,4 @@ def extra_calls():
     return [((torch.zeros(2),), {})] * 2
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["source.randint"],
-    "direction": "forward",
-    "lines": 130,
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "source.randint", "lines": 130}

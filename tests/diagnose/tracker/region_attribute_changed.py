@@ -23,10 +23,4 @@ def make():
     return program, (torch.ones(3),), {}
 
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": "dynamo",
-    "culprit_ops": ["schedule.rate", "invoke_subgraph"],
-    "direction": "forward",
-    "lines": 65,
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "schedule.rate invoke_subgraph", "lines": 65}

@@ -22,10 +22,4 @@ def extra_calls():
 
 COMPILE = {"dynamic": True}
 
-EXPECT = {
-    "kind": "wrong_value",
-    "stage": ["dynamo", "runtime", "aot"],
-    "culprit_ops": ["torch.full", "aten.full.default"],
-    "direction": "forward",
-    "lines": 40,
-}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo runtime aot", "ops": "torch.full aten.full", "lines": 40}

@@ -24,7 +24,6 @@ def extra_calls():
 
 EXPECT = {
     "kind": "wrong_value",
-    "stage": ["aot", "runtime"],
-    "culprit_ops": ["aten.huber_loss.default", "torch.nn.functional.huber_loss", "aten.lt.Scalar", "aten.mul.Tensor"],
-    "direction": "forward",
+    "stage": "aot runtime",
+    "ops": "aten.huber_loss torch.nn.functional.huber_loss aten.lt aten.mul",
 }

@@ -23,12 +23,7 @@ def extra_calls():
 
 
 EXPECT = {
-    "kind": ["wrong_shape", "wrong_value"],
-    "stage": ["aot", "runtime"],
-    "culprit_ops": [
-        "aten.upsample_nearest2d.vec",
-        "aten.upsample_nearest2d.default",
-        "torch.nn.functional.interpolate",
-    ],
-    "direction": "forward",
+    "kind": "wrong_shape wrong_value",
+    "stage": "aot runtime",
+    "ops": "aten.upsample_nearest2d torch.nn.functional.interpolate",
 }

@@ -9,13 +9,7 @@ def program(x):
 
 
 def make():
-    torch.manual_seed(0)
     return program, (torch.randn(4, 33) * 1e30,), {}
 
 
-EXPECT = {
-    "kind": ["nonfinite", "wrong_value"],
-    "stage": "decomposition",
-    "culprit_ops": ["aten.std.correction", "aten.var.correction", "aten.sqrt.default"],
-    "direction": "forward",
-}
+EXPECT = {"kind": "nonfinite wrong_value", "stage": "decomposition", "ops": "aten.std aten.var aten.sqrt"}

@@ -12,10 +12,4 @@ def make():
     return program, (torch.ones(3), ["ab", "c"]), {}
 
 
-EXPECT = {
-    "kind": "missing_exception",
-    "stage": "dynamo",
-    "culprit_ops": ["sum"],
-    "direction": "forward",
-    "lines": 60,
-}
+EXPECT = {"kind": "missing_exception", "stage": "dynamo", "ops": "sum", "lines": 60}

@@ -12,8 +12,7 @@ def make():
 
 
 EXPECT = {
-    "kind": ["crash_compile", "extra_exception", "crash_runtime"],
+    "kind": "crash_compile extra_exception crash_runtime",
     "stage": "aot",
-    "culprit_ops": ["torch.Tensor.unfold", "aten.unfold.default", "aten.abs_.default", "torch.Tensor.abs_"],
-    "direction": "forward",
+    "ops": "torch.Tensor.unfold aten.unfold aten.abs_ torch.Tensor.abs_",
 }

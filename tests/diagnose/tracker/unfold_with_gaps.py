@@ -14,8 +14,7 @@ def make():
 
 
 EXPECT = {
-    "kind": ["wrong_value", "lost_mutation"],
+    "kind": "wrong_value lost_mutation",
     "stage": "aot",
-    "culprit_ops": ["aten.unfold.default", "torch.Tensor.unfold", "aten.unfold_backward.default", "aten.add_.Tensor"],
-    "direction": "forward",
+    "ops": "aten.unfold torch.Tensor.unfold aten.unfold_backward aten.add_",
 }

@@ -14,8 +14,7 @@ def make():
 
 
 EXPECT = {
-    "kind": ["extra_exception", "crash_runtime", "wrong_value"],
+    "kind": "extra_exception crash_runtime wrong_value",
     "stage": "aot",
-    "culprit_ops": ["aten.select.int", "aten.add_.Tensor", "operator.getitem", "_operator.getitem", "torch.select"],
-    "direction": "forward",
+    "ops": "aten.select aten.add_ operator.getitem _operator.getitem torch.select",
 }

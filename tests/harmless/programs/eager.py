@@ -1,7 +1,5 @@
 """Eager programs of many kinds, and evidence of all that they compute; `dump DIR LEVEL DATA` watches them."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 import warnings

@@ -134,7 +134,6 @@ def everything(*, ended: bool = False) -> None:
 
 
 def step(name: str, module: torch.nn.Module, loss: torch.Tensor, outputs: Any) -> None:
-    """Backward, an optimizer step, and the state of all there is afterwards."""
     say(f"{name} outputs", bits(outputs))
     loss.backward()
     for key, parameter in module.named_parameters():

@@ -66,23 +66,6 @@ def of_transformers(family: str) -> tuple[nn.Module, Batches]:
     return loss, [(values, labels), (flipped, labels if labels is not values else flipped)]
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.LSTM(6, 8, num_layers=2, batch_first=True, dropout=0.2)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden, (last, _) = self.cells(x)
-        logits = self.head(hidden[:, -1] + last[-1])
-        return logits.logsumexp(-1).mean(), logits
-
-
-def lstm() -> tuple[nn.Module, Batches]:
-    x = torch.randn(3, 5, 6)
-    return Recurrent(), [(x,), (x.flip(1),)]
-
-
 class Convnet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -100,17 +83,6 @@ class Convnet(nn.Module):
 def convnet() -> tuple[nn.Module, Batches]:
     images = torch.randn(4, 3, 12, 12)
     return Convnet(), [(images,), (images.to(memory_format=torch.channels_last),)]
-
-
-class Half(Convnet):
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, logits = super().forward(images)
-        return loss.float(), logits
-
-
-def autocast() -> tuple[nn.Module, Batches]:
-    return Half(), convnet()[1]
 
 
 class Mutating(nn.Module):
@@ -139,20 +111,6 @@ def mutating() -> tuple[nn.Module, Batches]:
     return Mutating(), [(torch.randn(5, 6), scratch), (torch.randn(5, 6), scratch)]
 
 
-class Breaking(Mutating):
-    """The same in two graphs, both of which write to what came from outside."""
-
-    def forward(self, x: torch.Tensor, scratch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scratch[0].add_(1)
-        self.seen.mul_(0.5)
-        torch._dynamo.graph_break()
-        return super().forward(x, scratch + self.seen)
-
-
-def breaking() -> tuple[nn.Module, Batches]:
-    return Breaking(), mutating()[1]
-
-
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +126,7 @@ def branching() -> tuple[nn.Module, Batches]:
     return Branching(), [(x,), (-x,)]
 
 
-FAMILIES: dict[str, Make] = {f.__name__: f for f in (lstm, convnet, autocast, mutating, breaking, branching)}
+FAMILIES: dict[str, Make] = {f.__name__: f for f in (convnet, mutating, branching)}
 FAMILIES |= {family: functools.partial(of_transformers, family) for family in TRANSFORMERS}
 
 

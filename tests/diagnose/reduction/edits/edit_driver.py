@@ -1,9 +1,6 @@
 """A driver for edits (greedy: the first proposal that still fails, then all over again), and graphs to edit."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +22,7 @@ class Reduced:
     accepted: list[Any] = field(default_factory=list)
 
 
-def reduce_case(
-    graph: GraphModule, inputs: list[Any], fails: Callable[..., bool], *, passes: Any = edits.PASSES
-) -> Reduced:
+def reduce_case(graph: GraphModule, inputs: list[Any], fails: Any, *, passes: Any = edits.PASSES) -> Reduced:
     """Smallest case by greedy descent. Every step is checked: simpler, and the arguments untouched."""
     state = Reduced(graph, inputs)
     while (edit := _step(state, fails, passes)) is not None:

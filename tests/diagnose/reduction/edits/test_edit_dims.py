@@ -1,7 +1,5 @@
 """Sizes get smaller, in the inputs and in the graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -45,9 +43,8 @@ def factories_split_pad_and_strides(x: Any) -> Any:
 BATCH, HEADS, METHODS = [(64, 8, 32), (32, 16)], [(4, 16, 512)], [(64, 16, 16), (128, 5)]
 
 
-@pytest.mark.parametrize(
-    ("fn", "given", "size", "left", "result"),
-    [
+def test_a_graph_follows_the_size_of_its_inputs() -> None:
+    for fn, of, size, left, result in (
         (batch, BATCH, (64, 1), [(1, 8, 32), (32, 16)], (1, 8, 4, 4)),
         (batch, BATCH, (8, 3), [(64, 3, 32), (32, 16)], (64, 3, 4, 4)),
         (batch, BATCH, (16, 8), [(64, 8, 32), (32, 8)], (64, 8, 2, 4)),
@@ -55,16 +52,14 @@ BATCH, HEADS, METHODS = [(64, 8, 32), (32, 16)], [(4, 16, 512)], [(64, 16, 16), 
         (heads, HEADS, (512, 6), [(4, 16, 6)], (4, 2, 16, 3)),
         (methods_and_slices, METHODS, (64, 1), [(1, 16, 16), (128, 5)], (1, 2, 5)),
         (factories_split_pad_and_strides, [(64, 32)], (64, 2), [(2, 32)], (2, 17)),
-    ],
-)
-def test_a_graph_follows_the_size_of_its_inputs(fn: Any, given: Any, size: Any, left: Any, result: Any) -> None:
-    inputs = [torch.randn(shape) for shape in given]
-    graph = captured(fn, *inputs)[0] if fn is methods_and_slices else make_fx(fn)(*inputs)
-    made, values = check_edit(Resize((size,)), graph, inputs)
-    assert shapes(values) == left
-    assert all(torch.equal(v, x[tuple(map(slice, v.shape))]) for v, x in zip(values, inputs, strict=True))
-    out = run(made, values)
-    assert (out[0] if isinstance(out, tuple) else out).shape == result
+    ):
+        inputs = [torch.randn(shape) for shape in of]
+        graph = captured(fn, *inputs)[0] if fn is methods_and_slices else make_fx(fn)(*inputs)
+        made, values = check_edit(Resize((size,)), graph, inputs)
+        assert shapes(values) == left
+        assert all(torch.equal(v, x[tuple(map(slice, v.shape))]) for v, x in zip(values, inputs, strict=True))
+        out = run(made, values)
+        assert (out[0] if isinstance(out, tuple) else out).shape == result
 
 
 def test_indices_stay_in_range() -> None:
@@ -78,7 +73,7 @@ def test_indices_stay_in_range() -> None:
     assert check_edit(Resize(((1000, 10),)), graph, unrelated)[1][1].tolist() == [[999, 3]]
 
 
-def test_one_dim_of_two_of_a_size() -> None:
+def test_one_dim_or_all_at_a_position() -> None:
     inputs = [torch.randn(8, 8)]
     graph = make_fx(lambda x: aten.view.default(x, [8, 2, 4]).sum(1))(*inputs)
     for edit, left, result in (
@@ -91,9 +86,6 @@ def test_one_dim_of_two_of_a_size() -> None:
     refused(Resize(((8, 9),)), graph, inputs, why="grow")
     kept = check_edit(Resize(((8, 2),), last=True), make_fx(lambda x: x.sin())(*inputs), inputs)[1][0]
     assert torch.equal(kept, inputs[0][-2:, -2:])
-
-
-def test_dims_at_one_position_go_together() -> None:
     inputs = [torch.randn(8, 8), torch.randn(8, 8), torch.randn(16, 2)]
     graph = make_fx(lambda x, y, z: aten.view.default(aten.cat.default([x, y], 1) @ z, [8, 2]))(*inputs)
     done = reduce_case(graph, inputs, lambda g, v: v[0].shape[1] == v[1].shape[1] == 8, passes=[dims.PASS])
@@ -127,9 +119,8 @@ def test_numbers_and_attributes_follow() -> None:
     assert (made.weight.shape, module.weight.shape) == ((2, 5), (9, 5))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "wanted", "sizes", "result"),
-    [
+def test_viewed() -> None:
+    for old, new, wanted, sizes, result in (
         ([64, 512], [1, 512], [32768], {64: 1}, [512]),
         ([64, 512, 8], [1, 512, 8], [32768, 8], {64: 1}, [512, 8]),
         ([32768, 8], [512, 8], [64, 512, 8], {64: 1}, [1, 512, 8]),
@@ -140,10 +131,8 @@ def test_numbers_and_attributes_follow() -> None:
         ([6], [5], [2, 3], {6: 5}, [1, 5]),
         ([6], [6], [4, 2], {}, None),
         ([0], [0], [0, 2], {}, None),
-    ],
-)
-def test_viewed(old: Any, new: Any, wanted: Any, sizes: Any, result: Any) -> None:
-    assert viewed(old, new, wanted, sizes) == result
+    ):
+        assert viewed(old, new, wanted, sizes) == result
 
 
 @given(st.integers(2, 5000))
@@ -187,25 +176,9 @@ def test_sizes_in_proportion() -> None:
     assert shapes(tail.inputs)[0] == (1, 1, 9)
 
 
-def test_batch_and_width_of_a_model() -> None:
-    def f(x: Any, w: Any, b: Any, at: Any) -> Any:
-        y = torch.nn.functional.gelu(torch.nn.functional.linear(x.view(69 * 4, 512), w, b)).view(69, 4, 512)
-        return y.transpose(1, 2).reshape(69, 512 * 4)[:, at]
-
-    inputs = [torch.randn(69, 4, 512), torch.randn(512, 512), torch.randn(512), torch.randint(0, 2048, (33,))]
-    graph, inputs = captured(f, *inputs)
-    done = reduce_case(graph, inputs, lambda g, v: "gelu" in str(targets(g)))
-    assert done.calls <= 5
-    assert all(size <= 1 for v in done.inputs for size in v.shape), shapes(done.inputs)
-    odd = reduce_case(graph, inputs, lambda g, v: v[0].shape[0] % 16 == 5 and v[0].shape[0] > 16, passes=[dims.PASS])
-    assert shapes(odd.inputs)[0] == (21, 1, 1)
-
-
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 4), st.integers(1, 8), st.data())
-def test_any_proposal_of_an_attention_keeps_the_contract(
-    batch: int, seq: int, heads: int, width: int, more: st.DataObject
-) -> None:
+def test_any_proposal_keeps_the_contract(batch: int, seq: int, heads: int, width: int, more: st.DataObject) -> None:
     def f(x: Any, w: Any) -> Any:
         y = aten.mm.default(aten.view.default(x, [batch * seq, heads * width]), w)
         y = aten.permute.default(aten.view.default(y, [batch, seq, heads, width]), [0, 2, 1, 3])

@@ -1,7 +1,5 @@
 """Edits of what goes in (dtypes, values, layouts, flags, numbers, how many), of outputs, dead calls and branches."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -37,7 +35,7 @@ class Scale(torch.nn.Module):
         return (x * self.weight + self.count * self.weight).to(torch.float64)
 
 
-def test_cast_all_or_one() -> None:
+def test_cast() -> None:
     graph, inputs = torch.fx.symbolic_trace(Scale()), [torch.randn(3, 5, dtype=torch.float64)]
     proposals = list(dtypes.PASS.proposals(graph, inputs))
     assert proposals[0] == Cast("float64", "float32", literals=True)
@@ -50,9 +48,6 @@ def test_cast_all_or_one() -> None:
     graph = make_fx(lambda x, y: x @ y)(*half)
     refused(Cast("bfloat16", "float32", inputs=(1,)), graph, half, why="dtype")
     refused(Cast("bfloat16", "float32"), graph, [half[0], half[0]], why="shares")
-
-
-def test_cast_stops_where_the_fault_needs_the_dtype() -> None:
     inputs = [torch.randn(4, dtype=torch.float64), torch.randn(4).bfloat16(), torch.arange(4, dtype=torch.int32)]
     graph = make_fx(lambda x, y, z: (x + y, z + 1))(*inputs)
     done = reduce_case(graph, inputs, lambda g, v: v[1].dtype == torch.bfloat16, passes=[dtypes.PASS])
@@ -139,7 +134,7 @@ def test_constants_become_zero_or_one() -> None:
     refused(SetScalar("add", "args.1", 1.0), graph, [torch.randn(2, 4)])
 
 
-def test_layouts() -> None:
+def test_layouts_and_flags() -> None:
     base = torch.randn(4, 6)
     inputs = [torch.randn(6, 4).t(), torch.randn(6).expand(4, 6), base, base[:, :5], torch.randn(50)[2:26].view(4, 6)]
     graph = make_fx(lambda a, b, c, d, e: (a + b + c + e).sum() + d.sum())(*inputs)
@@ -151,9 +146,6 @@ def test_layouts() -> None:
     assert all(torch.equal(a, b) for a, b in zip(inputs, done.inputs, strict=True))
     shared = reduce_case(graph, inputs, lambda g, v: v[2].data_ptr() == v[3].data_ptr(), passes=[of_inputs.STRIDES])
     assert [v.is_contiguous() for v in shared.inputs] == [True, True, True, False, True]
-
-
-def test_gradient_flags() -> None:
     inputs = [torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True), torch.randn(3)]
     graph = torch.fx.symbolic_trace(lambda a, b, c: a + b + c)
     done = reduce_case(graph, inputs, lambda g, v: v[1].requires_grad, passes=[of_inputs.GRADIENTS])
@@ -263,11 +255,9 @@ def loop(x: Any) -> Any:
     return while_loop(lambda v: v.sum() < 9, lambda v: (v + 1,), (x,))[0]
 
 
-@pytest.mark.parametrize(
-    ("fn", "x", "a_pass"), [(mixed, torch.ones(4, 4), outputs.DEAD), (loop, torch.zeros(3), inline_hop.PASS)]
-)
-def test_a_context_and_a_loop_are_left_alone(fn: Any, x: Any, a_pass: Any) -> None:
-    assert not list(a_pass.proposals(*captured(fn, x)))
+def test_a_context_and_a_loop_are_left_alone() -> None:
+    for fn, x, a_pass in [(mixed, torch.ones(4, 4), outputs.DEAD), (loop, torch.zeros(3), inline_hop.PASS)]:
+        assert not list(a_pass.proposals(*captured(fn, x)))
 
 
 def test_the_branch_that_is_taken() -> None:

@@ -1,6 +1,12 @@
-"""Programs that end early, are fed by other processes, or are one of several ranks: `endings.py NAME`."""
+"""More programs for harm.py: of other models, that end early, that other processes feed, or one of several ranks.
+
+python bench/harm_programs.py NAME [BACKEND ...]
+"""
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "harmless" / "programs"))
 
 import evidence
 import families
@@ -8,6 +14,51 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(6, 8, num_layers=2, batch_first=True, dropout=0.2)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, (last, _) = self.cells(x)
+        logits = self.head(hidden[:, -1] + last[-1])
+        return logits.logsumexp(-1).mean(), logits
+
+
+def lstm() -> tuple[nn.Module, families.Batches]:
+    x = torch.randn(3, 5, 6)
+    return Recurrent(), [(x,), (x.flip(1),)]
+
+
+class Half(families.Convnet):
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, logits = super().forward(images)
+        return loss.float(), logits
+
+
+def autocast() -> tuple[nn.Module, families.Batches]:
+    return Half(), families.convnet()[1]
+
+
+class Breaking(families.Mutating):
+    """The same in two graphs, both of which write to what came from outside."""
+
+    def forward(self, x: torch.Tensor, scratch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scratch[0].add_(1)
+        self.seen.mul_(0.5)
+        torch._dynamo.graph_break()
+        return super().forward(x, scratch + self.seen)
+
+
+def breaking() -> tuple[nn.Module, families.Batches]:
+    return Breaking(), families.mutating()[1]
+
+
+families.FAMILIES |= {f.__name__: f for f in (lstm, autocast, breaking)}
 
 
 def stepped(name: str) -> None:
@@ -89,4 +140,7 @@ ENDINGS = {f.__name__: f for f in (exits, raises, loads, ddp, fsdp2)}
 if __name__ == "__main__":
     with evidence.watched():
         families.seed()
-        ENDINGS[sys.argv[1]]()
+        if sys.argv[1] in ENDINGS:
+            ENDINGS[sys.argv[1]]()
+        else:
+            families.main(sys.argv[1], sys.argv[2:])
