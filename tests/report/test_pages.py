@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from report.made import page, report_cases
 
 from conftest import ROOT
 from graphprobe.numerics import PairStats
@@ -17,6 +16,7 @@ from graphprobe.report.html.sections_diagnosis import report_from as diagnosis_f
 from graphprobe.report.html.sections_run import report_from as run_from
 from graphprobe.report.html.table import Column
 from report.browser import Grid, Opened, OpenReport, axe_faults
+from report.made import page, report_cases
 from report.samples import BREAK_LINE, LINE, MadeRun, fault
 
 pytestmark = [pytest.mark.always, pytest.mark.usefixtures("beside_the_program")]

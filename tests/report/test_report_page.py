@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from report.looks import LOOKS, PICTURES, REPORTS
 
 from conftest import ROOT, Finished
 from doc_session import matches, run_step, steps_of
@@ -19,6 +18,7 @@ from graphprobe.report.html.page import Report, asset, pieces, write_page
 from graphprobe.report.html.render import Html, html, rendered
 from graphprobe.report.html.sources import AROUND, MOST_LINES, Sources
 from report.browser import OpenReport, axe_faults, draw_everything
+from report.looks import LOOKS, PICTURES, REPORTS
 from warm.pool import Warm
 
 EVIL = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
