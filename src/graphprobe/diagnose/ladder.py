@@ -98,7 +98,7 @@ class Ladder:
         self.hangs = False
         self.raised_in: str | None = None
         self._fresh: FreshProcesses | None = None
-        self._imports: Iterator[None] = iter(())
+        self._imports = after_fork.imported()
         self._measured = self._noise_unknown = False  # unknown: for want of time or memory
         self._late = ""  # what the budget has ended first, in words
 
@@ -238,8 +238,6 @@ class Ladder:
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []
         with self.in_time("whether the compiled program is right"):
-            if self._fresh is None:
-                self._imports = after_fork.imported()
             self.room.sizes.know([*tensors_of(list(self.program.calls)), *self.program.state()])
             for again in (False, True):
                 outcome = self.step(partial(steps.eager, self.program, unlike=again))
@@ -350,8 +348,7 @@ class Ladder:
         self.on_step(name)
         if name != self.top and self._fresh is None:
             after_fork.preload(self.limits.budget.check)  # once here, not in each child
-        fitting = self._fitting(name, step)
-        if fitting is None:
+        if (fitting := self._fitting(name, step)) is None:
             return
         outcome = self.step(fitting)
         log.info("rung %s: %.1f s, grown by %s", name, outcome.seconds, told(outcome.grown))
