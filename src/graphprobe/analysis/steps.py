@@ -26,6 +26,21 @@ COMPONENTS = {
 }
 """What `StepRecord.component` stands for."""
 
+_STEP = re.compile(r"\bStep \d+: (.*)")
+_BEGINS = (
+    ("dynamo", "trace", re.compile(r"torchdynamo start tracing (.+)")),
+    ("backend", "compile", re.compile(r"calling compiler function (.+)")),
+    ("inductor", "compile", re.compile(r"torchinductor compiling (.+)")),
+)
+_ENDS = (
+    ("dynamo", re.compile(r"torchdynamo done tracing")),
+    ("backend", re.compile(r"done compiler function")),
+    ("inductor", re.compile(r"torchinductor done compiling")),
+)
+_OVER = ("Restarting analysis due to", "produce_guards", "put_code_state", "run_gc_after_compile")
+_EXIT = ("TorchDynamo attempted to trace the following frames", "TorchDynamo compilation metrics")
+_DYNAMO_FAILED = re.compile(r"torch[./]_dynamo[./](exc\.|convert_frame|symbolic_convert|output_graph)")
+
 
 class StepReport(msgspec.Struct, kw_only=True):
     """What the steps say.
@@ -141,22 +156,6 @@ def _left_by(steps: Sequence[StepRecord], exception: str) -> StepRecord | None:
     if not group or not any((step.error or "").partition(":")[0] in exception for step in group) or not kind:
         return None
     return max(group, key=lambda step: step.step)
-
-
-_STEP = re.compile(r"\bStep \d+: (.*)")
-_BEGINS = (
-    ("dynamo", "trace", re.compile(r"torchdynamo start tracing (.+)")),
-    ("backend", "compile", re.compile(r"calling compiler function (.+)")),
-    ("inductor", "compile", re.compile(r"torchinductor compiling (.+)")),
-)
-_ENDS = (
-    ("dynamo", re.compile(r"torchdynamo done tracing")),
-    ("backend", re.compile(r"done compiler function")),
-    ("inductor", re.compile(r"torchinductor done compiling")),
-)
-_OVER = ("Restarting analysis due to", "produce_guards", "put_code_state", "run_gc_after_compile")
-_EXIT = ("TorchDynamo attempted to trace the following frames", "TorchDynamo compilation metrics")
-_DYNAMO_FAILED = re.compile(r"torch[./]_dynamo[./](exc\.|convert_frame|symbolic_convert|output_graph)")
 
 
 class _Open(msgspec.Struct):

@@ -43,6 +43,14 @@ WIDER = {
 }
 """What a value of a dtype comes out as under `dtype`: never narrower, so that no consumer reads past its end."""
 
+log = logging.getLogger(__name__)
+
+KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
+IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)
+"""Kinds that a gradient outside of AOTAutograd's graphs can have: autograd itself mends a wrong dtype."""
+
+Compiled = Callable[..., Any]
+
 
 class PlantedFault(RuntimeError):
     """What a fault of kind `compile` or `runtime` raises; the message names what it hit."""
@@ -114,13 +122,6 @@ def _other_strides(value: torch.Tensor) -> torch.Tensor:
     order = tuple(reversed(range(value.dim())))
     laid_out = value.permute(order).contiguous().permute(order)
     return laid_out if laid_out.stride() != value.stride() else value.contiguous()
-
-
-KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
-IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)
-"""Kinds that a gradient outside of AOTAutograd's graphs can have: autograd itself mends a wrong dtype."""
-
-log = logging.getLogger(__name__)
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -314,9 +315,6 @@ def _tensor_of(node: Node) -> Node:
 
 def _alike(operand: Any, value: torch.Tensor) -> bool:
     return isinstance(operand, torch.Tensor) and operand.shape == value.shape and operand.dtype == value.dtype
-
-
-Compiled = Callable[..., Any]
 
 
 class ReluCompileError(Exception):

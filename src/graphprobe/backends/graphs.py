@@ -22,6 +22,11 @@ from graphprobe.internals.operators.operators import operator_of
 
 BackendFunction = Callable[..., Any]
 
+CALLS = ("call_function", "call_method", "call_module")
+
+Mode = Callable[[], AbstractContextManager[Any]]
+"""Makes what a call runs under, or gives the same again."""
+
 
 def accepted_options(function: BackendFunction) -> dict[str, bool]:
     """The keyword-only parameters of a backend, each with whether it must be given."""
@@ -55,12 +60,6 @@ def debug_backend(function: BackendFunction) -> BackendFunction:
         return function(gm, example_inputs, **{option: given[option] for option in accepted if option in given})
 
     return backend
-
-
-CALLS = ("call_function", "call_method", "call_module")
-
-Mode = Callable[[], AbstractContextManager[Any]]
-"""Makes what a call runs under, or gives the same again."""
 
 
 def copy_graph_module(gm: GraphModule) -> GraphModule:

@@ -48,6 +48,12 @@ CACHED = 4096
 OWN_DTYPE = "in the dtype of the tensor"
 """What `facts["statistics"]` of a dump says where the reductions ran in each tensor's own dtype."""
 
+SPLIT = 0.6
+"""Share of the calls that must be there several times, with other shapes, for the batch of a step to count as split."""
+
+UNEVEN = 0
+"""In place of the number of parts: two ranks of one number of ranks, whose parts need not be of one size."""
+
 
 class Replayer(Protocol):
     """Calls an operation again, in float64; `compare` itself knows no torch."""
@@ -439,13 +445,6 @@ def _filled(mine: CallSlot, theirs: CallSlot, role: str, m: Measures, origin: Or
         verdict=verdict,
         reason=reason,
     )
-
-
-SPLIT = 0.6
-"""Share of the calls that must be there several times, with other shapes, for the batch of a step to count as split."""
-
-UNEVEN = 0
-"""In place of the number of parts: two ranks of one number of ranks, whose parts need not be of one size."""
 
 
 def world_of(dump: CallDump) -> int:

@@ -24,6 +24,20 @@ from graphprobe.store.files import open_file, read_file
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+(::|://)")
 
+EXPECTED = (
+    "a folder of an API dump, a graph dump (a time folder, worldsize*_rank* or anything in it), an index written by "
+    "`graphprobe merge`, an msprobe folder or its dump.json, or the .pkl text of ptdbg"
+)
+"""What can be opened, for messages."""
+
+MOST_NAMED = 4
+"""Dumps that a message names."""
+
+MERGED = "graphprobe-ranks.json"
+"""Name of the index that `graphprobe merge` writes."""
+
+_STEP_OR_RANK = re.compile(r"(step|rank|proc)\d*$")
+
 
 def is_remote(path: str) -> bool:
     """Whether `path` is a URL: `s3://bucket/run`, `memory://run`; a Windows drive has one letter and is none."""
@@ -92,21 +106,6 @@ def extra_module(name: str, *, extra: str, purpose: str) -> Any:
             f"{purpose} needs the package {name.partition('.')[0]}, which is not installed ({error})",
             hint=f"pip install 'graphprobe[{extra}]'",
         ) from error
-
-
-EXPECTED = (
-    "a folder of an API dump, a graph dump (a time folder, worldsize*_rank* or anything in it), an index written by "
-    "`graphprobe merge`, an msprobe folder or its dump.json, or the .pkl text of ptdbg"
-)
-"""What can be opened, for messages."""
-
-MOST_NAMED = 4
-"""Dumps that a message names."""
-
-MERGED = "graphprobe-ranks.json"
-"""Name of the index that `graphprobe merge` writes."""
-
-_STEP_OR_RANK = re.compile(r"(step|rank|proc)\d*$")
 
 
 def open_dump(path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> CallDump:

@@ -22,6 +22,19 @@ from graphprobe.compare.randomness import draws
 from graphprobe.compare.slots import same_names
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
+KEPT = 16384
+"""Calls of one step that are kept from their first reading to the second: some 50 MB a side."""
+
+NOISE = 64.0
+"""Units of noise, rms of z, by which two such values may differ: between them may lie a whole compiled model."""
+
+FAR = 0.5
+"""Share of their norms by which two values differ that need not be read to know that they do."""
+
+CASTS = frozenset("to type type_as float double half bfloat16".split())
+
+End = tuple[Call, CallSlot, int]
+
 
 @dataclass(slots=True)
 class Lone:
@@ -39,10 +52,6 @@ class Lone:
     kept: bool = False
     unused: tuple[int, ...] = ()
     producers: tuple[int, ...] = ()
-
-
-KEPT = 16384
-"""Calls of one step that are kept from their first reading to the second: some 50 MB a side."""
 
 
 class StepCalls:
@@ -189,17 +198,6 @@ class Plan:
 
 def _key(call: Call) -> object:
     return (call.kind, call.api, call.index, call.module if call.index < 0 else "")
-
-
-NOISE = 64.0
-"""Units of noise, rms of z, by which two such values may differ: between them may lie a whole compiled model."""
-
-FAR = 0.5
-"""Share of their norms by which two values differ that need not be read to know that they do."""
-
-CASTS = frozenset("to type type_as float double half bfloat16".split())
-
-End = tuple[Call, CallSlot, int]
 
 
 class Ends:

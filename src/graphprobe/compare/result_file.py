@@ -22,6 +22,9 @@ SUMMARY, ROWS = "comparison.json", "rows.jsonl"
 
 _AGAIN = "write it again with `graphprobe compare A B --out FOLDER`"
 
+READ_ROWS = 64
+"""Rows that are read together."""
+
 
 def read_summary(path: Path) -> Summary:
     """The summary of a folder, of its `comparison.json`, or of what its `rows.jsonl` belongs to.
@@ -82,10 +85,6 @@ def read_rows(path: Path) -> Iterator[CallResult]:
         raise ArtifactNotFoundError(text, hint=_AGAIN) from error
     except OSError as error:
         raise ArtifactNotFoundError(f"{file} cannot be read: {error.strerror}", hint=_AGAIN) from error
-
-
-READ_ROWS = 64
-"""Rows that are read together."""
 
 
 class Spool:

@@ -33,6 +33,10 @@ OVERFLOW_NUMS = Option("overflow_nums", "number", 1, least=1)
 COMPARE_KEYS = ("npu_pkl_path", "bench_pkl_path", "npu_dump_data_dir", "bench_dump_data_dir")
 _EXAMPLE = '"1478_Tensor_permute" or "1484_Tensor_transpose_forward"'
 
+logger = logging.getLogger("graphprobe")
+
+_FIELDS = ("max", "min", "mean", "l2")
+
 
 class Scope(NamedTuple):
     """Which calls `set_dump_switch` asks for: `names` are taken apart, as they were written in `texts`."""
@@ -181,9 +185,6 @@ def checked_output(path: Any) -> Path:
     return Path(path)
 
 
-logger = logging.getLogger("graphprobe")
-
-
 class Selected:
     """Which calls a scope takes, asked in the order of execution; remembers which of its names were met."""
 
@@ -287,9 +288,6 @@ class Collecting:
         shutil.rmtree(self.folder)
         logger.info("ptdbg: wrote %s and %s", self._pkl, folder)
         return folder
-
-
-_FIELDS = ("max", "min", "mean", "l2")
 
 
 def lines_of_call(pkl: Any, text: Any) -> Iterator[str]:

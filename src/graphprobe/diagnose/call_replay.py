@@ -48,6 +48,30 @@ _SIZE = re.compile(r"^torch\.Size\((.*)\)$")
 _DTYPE = re.compile(r"^torch\.(\w+)$")
 _DEVICE = re.compile(r"^(torch\.)?device\(|^'(cpu|cuda|npu|xpu|mps|hpu|mlu|musa)(:\d+)?'$")
 
+CHANGED = ("output.input.", "output.kwarg.")
+"""How the slots of inputs begin that a call changed in place."""
+
+MOST = 1 << 26
+"""Elements of one value beyond which a call is not repeated: float64 runs take many times its memory."""
+
+HUGE = 1e30
+"""Stands for an infinite z: results are written as JSON, which has no infinity."""
+
+ELEMENTWISE = NEAR_ONE | frozenset(
+    "exp exp2 log log2 log10 sqrt rsqrt reciprocal square relu relu6 leaky_relu hardswish hardsigmoid hardtanh "
+    "sigmoid tanh cosh tan asin acos acosh add sub mul div pow neg abs".split()
+)
+"""Functions of one element of each input, rounded once."""
+
+OTHERWISE = 0.02
+CLEANER = 8.0
+FEWEST = 256
+"""See `rounding_truth`."""
+
+CONVERSIONS = frozenset("to type type_as half bfloat16 copy_".split())
+
+_ANSWERS = {"ok": "ok", "better": "ok", "worse": "worse", "unsure": "unsure", "skipped": "skipped"}
+
 
 class NotReplayableError(Exception):
     """The call cannot be made again; the text says why."""
@@ -219,31 +243,6 @@ def _settled(value: Any) -> Any:
             raise NotReplayableError(f"of a list only the places {sorted(value)} were recorded")
         return [_settled(value[i]) for i in range(len(value))]
     return {key: _settled(item) for key, item in value.items()}
-
-
-CHANGED = ("output.input.", "output.kwarg.")
-"""How the slots of inputs begin that a call changed in place."""
-
-MOST = 1 << 26
-"""Elements of one value beyond which a call is not repeated: float64 runs take many times its memory."""
-
-HUGE = 1e30
-"""Stands for an infinite z: results are written as JSON, which has no infinity."""
-
-ELEMENTWISE = NEAR_ONE | frozenset(
-    "exp exp2 log log2 log10 sqrt rsqrt reciprocal square relu relu6 leaky_relu hardswish hardsigmoid hardtanh "
-    "sigmoid tanh cosh tan asin acos acosh add sub mul div pow neg abs".split()
-)
-"""Functions of one element of each input, rounded once."""
-
-OTHERWISE = 0.02
-CLEANER = 8.0
-FEWEST = 256
-"""See `rounding_truth`."""
-
-CONVERSIONS = frozenset("to type type_as half bfloat16 copy_".split())
-
-_ANSWERS = {"ok": "ok", "better": "ok", "worse": "worse", "unsure": "unsure", "skipped": "skipped"}
 
 
 class TorchReplayer:

@@ -38,6 +38,14 @@ from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.reducer import Reduction, Repeats, reduce
 from graphprobe.reduce.space import Space
 
+log = logging.getLogger(__name__)
+
+LARGEST = 12
+"""Calls of a piece that is searched for its culprit."""
+
+SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
+"""What C++ computes in a larger type."""
+
 
 def shortened(
     case: Case,
@@ -89,15 +97,6 @@ def named(case: Case) -> list[Node]:
 def _is_part(node: Node) -> bool:
     """Whether it picks one of several results; to index a tensor is a call like others."""
     return is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS
-
-
-log = logging.getLogger(__name__)
-
-LARGEST = 12
-"""Calls of a piece that is searched for its culprit."""
-
-SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
-"""What C++ computes in a larger type."""
 
 
 def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, backend: Any = None) -> list[Node]:

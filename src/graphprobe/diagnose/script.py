@@ -51,6 +51,17 @@ ELSEWHERE = "processes that the program forked called compiled functions, which 
 CRASHES = ("segfault", "hang", "crash_compile", "crash_runtime")
 """Kinds of faults after which the script goes on with the uncompiled function."""
 
+OTHER_CALL = (
+    "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
+    "for another function with the same text: no guard has kept it from that."
+)
+UNPROVEN = "The script, run again, does not show it."
+
+UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
+"""Such as in a context manager, or by what took Dynamo's parts before the script began."""
+
+RAISED = "call {call} raised {line}, which the diagnosis of that call does not show"
+
 
 @dataclass(frozen=True)
 class ScriptOptions:
@@ -205,18 +216,6 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
     if problem is not None:
         hint = "run it with python first, and mend that"
     return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
-
-
-OTHER_CALL = (
-    "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
-    "for another function with the same text: no guard has kept it from that."
-)
-UNPROVEN = "The script, run again, does not show it."
-
-UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
-"""Such as in a context manager, or by what took Dynamo's parts before the script began."""
-
-RAISED = "call {call} raised {line}, which the diagnosis of that call does not show"
 
 
 class ScriptStopped(SystemExit):

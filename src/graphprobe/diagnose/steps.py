@@ -65,6 +65,12 @@ from graphprobe.probe.observe_pass import observe_pass
 
 log = logging.getLogger(__name__)
 
+BEFORE_ATEN = ("dynamo", "pre_grad")
+"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
+
+MOST = 4
+"""Faults proven in one step; the rest are named as unproven."""
+
 
 class EagerReport(msgspec.Struct):
     """The program uncompiled.
@@ -400,10 +406,6 @@ def _checked(
     return suspects
 
 
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
-
-
 def blame(
     program: Program, compilation: Compilation, stage: str, known: dict[str, Any], wanted: Difference | None = None
 ) -> RungReport:
@@ -494,10 +496,6 @@ def places_of(suspects: Sequence[Suspect]) -> list[str]:
 def _larger(report: RungReport, node: str | None, z: float) -> None:
     if z > report.largest.z:
         report.largest = LargestZ(node, z)
-
-
-MOST = 4
-"""Faults proven in one step; the rest are named as unproven."""
 
 
 def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> None:

@@ -38,6 +38,12 @@ from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of
 
+BEFORE_ATEN = ("dynamo", "pre_grad")
+"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
+
+STATE = ("_buffers_", "_parameters_")
+"""What Dynamo calls the placeholders that are a module's buffers and parameters."""
+
 
 def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Accused | None:
     """The op that explains what was observed: with a number from an earlier graph's run, the graph gives just that.
@@ -162,13 +168,6 @@ def _same(wanted: Any, leaf: Any) -> bool:
         return not different(wanted, leaf)
     number = wanted.item() if isinstance(wanted, torch.Tensor) and not wanted.dim() else wanted
     return _is_number(number) and _is_number(leaf) and bool(number == leaf)
-
-
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
-
-STATE = ("_buffers_", "_parameters_")
-"""What Dynamo calls the placeholders that are a module's buffers and parameters."""
 
 
 def find_whole(

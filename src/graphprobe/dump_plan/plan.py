@@ -36,6 +36,9 @@ MODES: tuple[Mode, ...] = ("input", "output", "all")
 DATA: tuple[Data, ...] = ("tensor", "stats")
 STATS: tuple[Stat, ...] = ("Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm")
 
+POSITION = re.compile(r"(input|output)([0-9]{1,6})?", re.ASCII)
+"""An input or output of an op: `input0`, or `input` for all of them."""
+
 
 class Position(msgspec.Struct, frozen=True):
     """An input or output of an op by its number from 0, or with None all of that side."""
@@ -171,10 +174,6 @@ class DumpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def _folder(name: str) -> str:
     return name.translate(str.maketrans("./\\ ", "____"))
-
-
-POSITION = re.compile(r"(input|output)([0-9]{1,6})?", re.ASCII)
-"""An input or output of an op: `input0`, or `input` for all of them."""
 
 
 def model_entries(entries: Sequence[Mapping[str, Any]]) -> tuple[ModelEntry, ...]:

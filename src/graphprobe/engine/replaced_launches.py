@@ -31,6 +31,8 @@ from graphprobe.internals.tensors.weak_storage import storage_ids
 DRAWS = torch.Tag.nondeterministic_seeded
 COPY = "aten.copy_.default"
 
+How = Literal["graph", "ir", "no"]
+
 
 class NoGraph(Exception):
     """There is no such piece of the graph, and why."""
@@ -169,9 +171,6 @@ def _piece(
     names = tuple(node.name for node in final.graph.nodes if node in inside)
     expressions = tuple(node.meta["val"].node.expr for node in numbers)
     return LaunchPiece(GraphModule(final, graph), tuple(sources.values()), tuple(needed), names, expressions)
-
-
-How = Literal["graph", "ir", "no"]
 
 
 @dataclass

@@ -33,6 +33,20 @@ _BY_DTYPE: dict[torch.dtype, Kind] = {
 Kind = tuple[int, int, int]
 """Of a dtype: the number of its `ItemKind`, the address of its table of values or 0, bytes an item."""
 
+_MOST = 8192
+"""Forms that are known at a time; a program whose sizes never come back begins afresh."""
+
+SYMBOLIC = -1
+"""In place of a size that is no number, as the ragged one of a nested tensor."""
+
+RAW_LENGTH = 13 + stats_numpy.LANES
+"""Numbers that `stats_async` leaves: counts, floats as their bits, and the lanes of the digest."""
+
+CHUNK_BYTES = 32 << 20
+"""Read at a time; memory in use on the device is about ten times that at most, for 8-bit dtypes forty times."""
+
+_WORDS = stats_numpy.BLOCK_BYTES // 4
+
 
 def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats:
     """Statistics and digest of a CPU tensor, in one pass over its memory.
@@ -123,10 +137,6 @@ def _unreadable(tensor: torch.Tensor, why: str) -> UsageError:
     )
 
 
-_MOST = 8192
-"""Forms that are known at a time; a program whose sizes never come back begins afresh."""
-
-
 class TensorForm(msgspec.Struct, gc=False):
     """What all plain tensors of one dtype, shape and strides have in common.
 
@@ -167,10 +177,6 @@ def _form(tensor: torch.Tensor) -> TensorForm:
     return TensorForm(meta_of(tensor), plain_kind(tensor), count, items, strides_or_none)
 
 
-SYMBOLIC = -1
-"""In place of a size that is no number, as the ragged one of a nested tensor."""
-
-
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """What the tensor is; of a layout without strides, none are given."""
     strides = tensor.stride() if tensor.layout is torch.strided else ()
@@ -193,15 +199,6 @@ _meta = functools.lru_cache(maxsize=_MOST)(_made)
 def text_of(value: torch.dtype | torch.device) -> str:
     """`float32`, `cuda:0`: torch's name without the prefix."""
     return str(value).removeprefix("torch.")
-
-
-RAW_LENGTH = 13 + stats_numpy.LANES
-"""Numbers that `stats_async` leaves: counts, floats as their bits, and the lanes of the digest."""
-
-CHUNK_BYTES = 32 << 20
-"""Read at a time; memory in use on the device is about ten times that at most, for 8-bit dtypes forty times."""
-
-_WORDS = stats_numpy.BLOCK_BYTES // 4
 
 
 def stats_async(tensor: torch.Tensor) -> torch.Tensor:

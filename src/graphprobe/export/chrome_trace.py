@@ -27,6 +27,14 @@ from graphprobe.store.reader import Model, Run
 from graphprobe.store.schema import UNREADABLE
 from graphprobe.store.step_file import StepRecord, read_steps
 
+LAUNCH_ROW = 1
+"""Rows of launches come before those of threads, which have the native ids as numbers."""
+
+PROFILED = 1
+"""Number of the only process in the trace of a profile."""
+
+FORMAT = "graphprobe export"
+
 
 def named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     """Gives a process or a thread of the trace its name; `what` is `process_name` or `thread_name`."""
@@ -57,15 +65,6 @@ def known(**args: Any) -> dict[str, Any]:
 def document(events: Iterable[Mapping[str, Any]], other: Mapping[str, Any], *, unit: str = "ms") -> dict[str, Any]:
     """The whole trace; `other` is what is not an event, and `unit` the one that viewers show times in."""
     return {"traceEvents": list(events), "displayTimeUnit": unit, "otherData": dict(other)}
-
-
-LAUNCH_ROW = 1
-"""Rows of launches come before those of threads, which have the native ids as numbers."""
-
-PROFILED = 1
-"""Number of the only process in the trace of a profile."""
-
-FORMAT = "graphprobe export"
 
 
 def export_run(run: Run, file: Path, left_out: list[str]) -> int:

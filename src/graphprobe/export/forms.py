@@ -17,6 +17,12 @@ from graphprobe.store.calls import WithStatistics
 from graphprobe.store.files import check_replaced
 from graphprobe.store.reader import Run
 
+FILE_MARKS = (b'"format":"graphprobe export"', b'"otherData":{"graphprobe"')
+"""What the forms that are one file have near their end; `--force` replaces no other."""
+
+MARK = ".graphprobe-export"
+"""Lies in each folder that an export has made; `--force` removes no other."""
+
 
 class Exported(msgspec.Struct):
     """What an export made.
@@ -131,13 +137,6 @@ def _check_new(out: Path, folder: bool, force: bool) -> None:
             f"--out {out}: it holds something else than an export, which --force does not remove",
             hint="name a folder that is new or empty",
         )
-
-
-FILE_MARKS = (b'"format":"graphprobe export"', b'"otherData":{"graphprobe"')
-"""What the forms that are one file have near their end; `--force` replaces no other."""
-
-MARK = ".graphprobe-export"
-"""Lies in each folder that an export has made; `--force` removes no other."""
 
 
 def _into_folder(request: Request, make: Callable[[Request], Exported]) -> Exported:

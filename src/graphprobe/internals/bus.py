@@ -19,6 +19,8 @@ from graphprobe.internals.importhook import ImportHook
 
 _MISSING = object()
 
+T = TypeVar("T")
+
 
 class Patch(msgspec.Struct, frozen=True):
     """One attribute to replace.
@@ -181,9 +183,6 @@ class PatchSet:
     @property
     def addresses(self) -> list[str]:
         return [link.patch.address for _, link in self._applied]
-
-
-T = TypeVar("T")
 
 
 class Listener(Protocol):

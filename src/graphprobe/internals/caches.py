@@ -23,6 +23,12 @@ CACHES = (
     ("torch._functorch.config", "bundled_autograd_cache"),
 )
 
+ELF64 = struct.Struct("<40xQ10xHH")
+"""Of an ELF file's header: where the table of sections begins, the size of a row, and how many there are."""
+
+BEING_WRITTEN_S = 300.0
+"""A library that was changed so recently may not be finished yet."""
+
 
 class _Shared:
     """Settings of a torch whose threads share them: they are on again once nobody is inside of `bypassed` any more."""
@@ -90,13 +96,6 @@ def caches_renewed() -> Iterator[None]:
         return
     with module.patch({"cache_key_tag": uuid.uuid4().hex}):
         yield
-
-
-ELF64 = struct.Struct("<40xQ10xHH")
-"""Of an ELF file's header: where the table of sections begins, the size of a row, and how many there are."""
-
-BEING_WRITTEN_S = 300.0
-"""A library that was changed so recently may not be finished yet."""
 
 
 def drop_cut_off_libraries() -> list[Path]:

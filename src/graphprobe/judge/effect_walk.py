@@ -72,6 +72,17 @@ names_in: Callable[[type], Mapping[str, Any]] = vars(type)["__dict__"].__get__
 module_of: Callable[[type], Any] = vars(type)["__module__"].__get__
 qualname_of: Callable[[type], str] = vars(type)["__qualname__"].__get__
 
+MOST = 10_000
+"""Values that have labels in one snapshot, and as many that only digests see."""
+
+DEPTH = 4
+"""Steps from a variable: into a container, or into an object's attributes."""
+
+_LIKE_OWN = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
+_OF_EVERY_MODULE = frozenset(vars(Module()))
+_HOOKS = sorted(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))
+_NOTHING = object()
+
 
 def whose(module: Any) -> Literal["user", "package", "library"]:
     """Who wrote a module: the user, another package that is installed, or torch, numpy or Python."""
@@ -276,18 +287,6 @@ def _digest(*parts: Any) -> str:
             found.update(part if isinstance(part, (bytes, bytearray)) else repr(part).encode())
         found.update(b"\0")
     return found.hexdigest()
-
-
-MOST = 10_000
-"""Values that have labels in one snapshot, and as many that only digests see."""
-
-DEPTH = 4
-"""Steps from a variable: into a container, or into an object's attributes."""
-
-_LIKE_OWN = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
-_OF_EVERY_MODULE = frozenset(vars(Module()))
-_HOOKS = sorted(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))
-_NOTHING = object()
 
 
 class Walk:

@@ -39,6 +39,12 @@ _OF_EVERY_MODULE = frozenset(vars(Module()))
 CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, Module)
 """Their names are compared, and nothing inside of them: of modules the state is, apart."""
 
+DEPTH = 4
+"""How many steps from the function: into a container, an object's attributes, or another function."""
+
+FOREIGN = ("torch", "builtins", "functools", "numpy", "graphprobe")
+"""Packages whose functions and objects hold none of the program's modules."""
+
 
 def contents_of(result: Any) -> list[Any]:
     """The leaves of `result` in torch's order, each object replaced by the name of its type; then what is inside.
@@ -256,13 +262,6 @@ def _alone(value: Any) -> Any:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-DEPTH = 4
-"""How many steps from the function: into a container, an object's attributes, or another function."""
-
-FOREIGN = ("torch", "builtins", "functools", "numpy", "graphprobe")
-"""Packages whose functions and objects hold none of the program's modules."""
 
 
 def reachable_modules(*roots: Any) -> list[Module]:

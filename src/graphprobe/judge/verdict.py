@@ -40,6 +40,14 @@ FIRST_STAGE: Mapping[RungName, Stage] = {
 }
 """The first stage of the compiler that a rung of Inductor's runs and the rung below it does not."""
 
+VERDICTS: Mapping[State, Answer] = {
+    "right": "healthy",
+    "wrong": "fault",
+    "unsure": "undecided",
+    "not_run": "undecided",
+}
+"""By the state of the rung that the user runs."""
+
 
 def state_of(differences: Sequence[Difference] | None) -> State:
     """How a rung did; None: it was not run, or could not be."""
@@ -48,15 +56,6 @@ def state_of(differences: Sequence[Difference] | None) -> State:
     if any(d.certain for d in differences):
         return "wrong"
     return "unsure" if differences else "right"
-
-
-VERDICTS: Mapping[State, Answer] = {
-    "right": "healthy",
-    "wrong": "fault",
-    "unsure": "undecided",
-    "not_run": "undecided",
-}
-"""By the state of the rung that the user runs."""
 
 
 def verdict_of(user: State, *, refused: bool = False, excess: bool = False) -> Answer:

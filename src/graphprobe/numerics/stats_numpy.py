@@ -32,6 +32,13 @@ MASK = (1 << 64) - 1
 Lanes = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 
+CHUNK_BYTES = 64 * BLOCK_BYTES
+"""Read at a time; memory in use is a few times eight times that."""
+
+_BY_NUMBER = {kind.number: kind for kind in KINDS.values()}
+
+_Result = TypeVar("_Result")
+
 
 def splitmix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64 (Steele, Lea and Flood, 2014) of each element."""
@@ -91,14 +98,6 @@ def finish(lanes: Lanes, total_bytes: int) -> str:
     for lane in lanes:
         mixed = splitmix(mixed ^ lane)
     return f"{int(mixed[0]):016x}"
-
-
-CHUNK_BYTES = 64 * BLOCK_BYTES
-"""Read at a time; memory in use is a few times eight times that."""
-
-_BY_NUMBER = {kind.number: kind for kind in KINDS.values()}
-
-_Result = TypeVar("_Result")
 
 
 class Sums:

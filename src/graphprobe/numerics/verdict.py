@@ -20,6 +20,12 @@ from graphprobe.numerics.noise import C0, CHUNK, Array, Noise, flat, scale, sigm
 
 Answer = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
 
+NARROW = 2.0**-20
+"""Unit roundoff above which a dtype counts as narrow."""
+
+FEW_ALONE = 4
+"""One in so many elements may be off alone, where that is a matter of chance."""
+
 
 class Thresholds(msgspec.Struct, frozen=True):
     """What is tolerated; tuned by `bench/criterion.py` on its tuning operations.
@@ -47,9 +53,6 @@ DEFAULT = Thresholds()
 LIBRARY = Thresholds(floor_rms=4.0, floor_q999=16.0, floor_max=32.0, floor_gain=4.0, c0=1.0)
 """What is tolerated in float32 and wider: libraries of elementary functions are a few roundings apart. In narrower
 dtypes a result is rounded far more coarsely than such a function errs, and the tuned thresholds hold."""
-
-NARROW = 2.0**-20
-"""Unit roundoff above which a dtype counts as narrow."""
 
 
 def tolerated(dtype: WorkingDtype) -> Thresholds:
@@ -184,10 +187,6 @@ def judge(
         worst = tuple(int(i) for i in np.unravel_index(mine.worst, reference.shape))
     answer, reason = _answer(mine, others, blank, held, thresholds)
     return Verdict(answer, reason, mine, others, held, excess, statistic, worst)
-
-
-FEW_ALONE = 4
-"""One in so many elements may be off alone, where that is a matter of chance."""
 
 
 def off_alone(

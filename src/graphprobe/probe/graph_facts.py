@@ -38,6 +38,8 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 NO_SOURCE = ("placeholder", "output")
 """Nodes that stem from no line: an input comes from outside, an output computes nothing."""
 
+Runs = tuple[GraphRuns, ...]
+
 
 def graphs_in(gm: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
     """The graph module and those nested in it, each with its path."""
@@ -162,9 +164,6 @@ def _function(target: Any) -> NodeTarget:
     if operator is None:
         return NodeTarget(name_of(target).removeprefix("builtins."))
     return NodeTarget(f"torch.ops.{name_of(target)}", operator.arguments)
-
-
-Runs = tuple[GraphRuns, ...]
 
 
 class GraphFacts:

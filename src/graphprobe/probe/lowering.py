@@ -37,6 +37,14 @@ from graphprobe.store.writer import RunWriter
 
 COMPONENT = "run"
 
+MAX_CALLS = 4
+"""CUDA graphs are captured on the second call or later; after this many calls without a capture, none is coming."""
+
+FROM_WRAPPER = "launches of the compiled wrapper, in the order in which they ran"
+FROM_CAPTURE = "launches of the compiled wrapper while the stream was captured into a CUDA graph"
+
+Failed = Callable[[str, BaseException], None]
+
 
 def first_run(
     compiled: Callable[..., Any],
@@ -117,13 +125,6 @@ def nodes_by_launch(buffers: Sequence[Iterable[str]], nodes: Sequence[IRNode]) -
         done.update(here)
         found.append(tuple(nodes[index] for index in here))
     return found
-
-
-MAX_CALLS = 4
-"""CUDA graphs are captured on the second call or later; after this many calls without a capture, none is coming."""
-
-FROM_WRAPPER = "launches of the compiled wrapper, in the order in which they ran"
-FROM_CAPTURE = "launches of the compiled wrapper while the stream was captured into a CUDA graph"
 
 
 class LaunchRecorder:
@@ -243,9 +244,6 @@ def chrome_trace(
         "launches": len(launches),
     }
     return json.dumps(document(events, other, unit="ns"), indent=1)
-
-
-Failed = Callable[[str, BaseException], None]
 
 
 class LoweringRecorder:

@@ -27,6 +27,8 @@ UNOBSERVED = "unobserved_changes"
 NESTED = "changes_in_nested_graphs"
 """Pass name of the new text of a graph of which only nested graphs have changed, whose own series tell how."""
 
+META_KEYS = ("val", "example_value", "tensor_meta")
+
 
 class Snapshot(msgspec.Struct):
     """A graph as it last was.
@@ -391,9 +393,6 @@ def _chain(error: BaseException) -> list[BaseException]:
         found.append(current)
         current = current.__cause__ or current.__context__
     return found
-
-
-META_KEYS = ("val", "example_value", "tensor_meta")
 
 
 class GraphWatch:

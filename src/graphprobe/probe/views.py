@@ -15,7 +15,7 @@ import torch
 
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes, why_not
-from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, Script
+from graphprobe.probe.formats import GUARD, IRBuffer, IRGraph, IRNode, Script
 from graphprobe.probe.formats.literals import input_metas, metas_text
 from graphprobe.store.layout import Extension, Stage
 
@@ -37,7 +37,7 @@ def _guarded(body: str) -> str:
     first, end, rest = body.partition("\n")
     if first.strip() and not first.lstrip().startswith("#"):
         return body
-    return f"{replay.GUARD}  {first}".rstrip() + end + rest
+    return f"{GUARD}  {first}".rstrip() + end + rest
 
 
 def _without_main(code: str) -> tuple[str, bool]:

@@ -84,6 +84,47 @@ LABEL = 11
 LISTED = 20
 """Findings and unpaired calls that the terminal shows."""
 
+SOURCE_COLUMNS = (
+    "NPU Name",
+    "Bench Name",
+    "NPU Tensor Dtype",
+    "Bench Tensor Dtype",
+    "NPU Tensor Shape",
+    "Bench Tensor Shape",
+    "Cosine",
+    "MaxAbsErr",
+    "MaxRelativeErr",
+    "One Thousandth Err Ratio",
+    "Five Thousandths Err Ratio",
+    "NPU max",
+    "NPU min",
+    "NPU mean",
+    "NPU l2norm",
+    "Bench max",
+    "Bench min",
+    "Bench mean",
+    "Bench l2norm",
+    "Accuracy Reached or Not",
+    "Err_message",
+)
+STACK_COLUMN = "NPU_Stack_Info"
+OUR_COLUMNS = (
+    "Verdict",
+    "Blame",
+    "Noise Level",
+    "Max Z",
+    "Max ULP",
+    "Worst Element",
+    "Basis",
+    "Rule",
+    "Module",
+    "Source",
+    "Step",
+    "Rank",
+)
+NOT_THERE = "N/A"
+LINE_END = "\r\n"
+
 
 def document_from(summary: Summary, unpaired: Iterable[CallResult] = ()) -> dict[str, Any]:
     """The JSON document: the summary, and the calls without a partner. docs/formats/comparison.md describes it."""
@@ -327,48 +368,6 @@ def _slot_text(slot: Any) -> str:
             if name in slot.known and getattr(slot.stats, name):
                 parts.append(f"{name} {getattr(slot.stats, name)}")
     return ", ".join(parts)
-
-
-SOURCE_COLUMNS = (
-    "NPU Name",
-    "Bench Name",
-    "NPU Tensor Dtype",
-    "Bench Tensor Dtype",
-    "NPU Tensor Shape",
-    "Bench Tensor Shape",
-    "Cosine",
-    "MaxAbsErr",
-    "MaxRelativeErr",
-    "One Thousandth Err Ratio",
-    "Five Thousandths Err Ratio",
-    "NPU max",
-    "NPU min",
-    "NPU mean",
-    "NPU l2norm",
-    "Bench max",
-    "Bench min",
-    "Bench mean",
-    "Bench l2norm",
-    "Accuracy Reached or Not",
-    "Err_message",
-)
-STACK_COLUMN = "NPU_Stack_Info"
-OUR_COLUMNS = (
-    "Verdict",
-    "Blame",
-    "Noise Level",
-    "Max Z",
-    "Max ULP",
-    "Worst Element",
-    "Basis",
-    "Rule",
-    "Module",
-    "Source",
-    "Step",
-    "Rank",
-)
-NOT_THERE = "N/A"
-LINE_END = "\r\n"
 
 
 def slot_label(call: CallName, slot: str, direction: str) -> str:

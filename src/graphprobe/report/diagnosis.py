@@ -94,6 +94,12 @@ STAGES = {
     "unknown": "a stage that could not be told",
 }
 
+WIDTH, LABEL = 80, 13
+"""Columns at which prose is broken, and of a label with its colon."""
+
+NOTES, NOTE_LENGTH = 5, 300
+"""Notes of an undecided diagnosis that a failing test shows, and their letters."""
+
 
 def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | None) -> list[Content]:
     """What is known of a finding, below its `sentence`: values, stage, where it is, how sure that is, how to see it.
@@ -278,13 +284,6 @@ def times(z: float) -> str:
 
 def _number(z: float) -> str:
     return f"{z:.3g}"
-
-
-WIDTH, LABEL = 80, 13
-"""Columns at which prose is broken, and of a label with its colon."""
-
-NOTES, NOTE_LENGTH = 5, 300
-"""Notes of an undecided diagnosis that a failing test shows, and their letters."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None, file: IO[str] | None = None) -> None:

@@ -30,6 +30,8 @@ SYMBOLS = {
 }  # fmt: skip
 """How Python writes functions of its module `operator`."""
 
+KINDS = ("graph", "pass", "failure", "ir")
+
 
 class NodeOperator(NamedTuple):
     """What a node calls: `aten`, `addmm`, `default`; of a function of Python `operator` and `add`."""
@@ -208,9 +210,6 @@ def graphs_of(run: Run, event: Event) -> tuple[Graph, ...]:
         )
         for one in graphs
     )
-
-
-KINDS = ("graph", "pass", "failure", "ir")
 
 
 class RunGraph(msgspec.Struct, frozen=True):

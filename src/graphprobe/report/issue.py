@@ -25,6 +25,13 @@ PUBLIC = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "triton", "
 KEPT = {"self", "cls", "forward", "backward", "setup_context"}
 """Names that torch calls, or that say nothing."""
 
+REPORT, FINDING, REDUCED = "REPORT.md", "finding.json", "repro"
+
+FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+FRAME = re.compile(r'File "(?!torch/)[^"\n]+", line (\d+), in \S+\n[^\n]*')
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])")
+WORD_AND_NUMBER = re.compile(r"\b(expected|actual|got|compiled)(\s+)[-+]?[\d.][\w.+-]*")
+
 
 class NeutralNames(ast.NodeTransformer):
     """Renames what scripts bind: functions, classes, variables, and modules that are not public."""
@@ -125,14 +132,6 @@ class NeutralNames(ast.NodeTransformer):
 
 def _of_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-REPORT, FINDING, REDUCED = "REPORT.md", "finding.json", "repro"
-
-FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
-FRAME = re.compile(r'File "(?!torch/)[^"\n]+", line (\d+), in \S+\n[^\n]*')
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])")
-WORD_AND_NUMBER = re.compile(r"\b(expected|actual|got|compiled)(\s+)[-+]?[\d.][\w.+-]*")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ _SOURCE = re.compile(r"(?P<file>.*\.py)(?::(?P<lines>.*))?", re.DOTALL)
 _LINES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 _HINT = "an op's name, a glob, an operator such as aten.add, a module path such as blocks.3.mlp, or file.py:12"
 
+How = Literal["name", "glob", "target", "module", "source", "name_ignoring_case", "type"]
+_WEAKNESS = {"name_ignoring_case": 1, "type": 2}
+_MAX_SUGGESTIONS = 20
+_MAX_REMEMBERED = 20_000
+
 
 class LayerToken(msgspec.Struct, frozen=True):
     """One item of a layer list.
@@ -144,12 +149,6 @@ def _source_token(text: str, file: str, lines: str | None) -> LayerToken:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "…")
-
-
-How = Literal["name", "glob", "target", "module", "source", "name_ignoring_case", "type"]
-_WEAKNESS = {"name_ignoring_case": 1, "type": 2}
-_MAX_SUGGESTIONS = 20
-_MAX_REMEMBERED = 20_000
 
 
 class OpFacts(msgspec.Struct, frozen=True):

@@ -34,6 +34,8 @@ DumpData = Literal["stats", "tensor"]
 DumpLevel = Literal["api", "module", "mix"]
 DumpMode = Literal["all", "list", "range", "stack"]
 
+Array = np.ndarray[Any, Any]
+
 
 class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One argument or result of a call, as `store.calls.CallSlot` has it.
@@ -125,9 +127,6 @@ def rank_folder(rank: int) -> str:
 def shard_file(number: int) -> str:
     """`values/000003.safetensors`, below the folder of the rank."""
     return f"{VALUES}/{number:06d}.safetensors"
-
-
-Array = np.ndarray[Any, Any]
 
 
 class Handed:

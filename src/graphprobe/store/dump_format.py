@@ -49,6 +49,33 @@ _MAX_BUFFERS = 512
 """Buffers per system call; Linux takes 1024."""
 _numbers = itertools.count()
 
+COLUMNS: tuple[str, ...] = (
+    "Op Type",
+    "Op Name",
+    "Task ID",
+    "Stream ID",
+    "Timestamp",
+    "Input/Output",
+    "Slot",
+    "Data Type",
+    "Format",
+    "Shape",
+    *STAT_FIELDS,
+    "Source",
+    "Engine",
+    "Digest",
+)
+HEADER = (",".join(COLUMNS) + "\r\n").encode()
+
+_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
+_LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
+
+Columns = tuple[str | None, ...]
+"""Of each column of statistics the field of `TensorStats` that fills it; None where it stays empty."""
+
+_VALUE_OVERHEAD_BYTES = 512
+"""What a value without data, or one of unknown size, is taken for in a queue."""
+
 
 class ByteSpan(msgspec.Struct, frozen=True):
     """Where the values of a slot lie in the file, in bytes from its start."""
@@ -210,28 +237,6 @@ def _span(offsets: Sequence[int], begin: int, size_bytes: int) -> ByteSpan:
     return ByteSpan(begin + first, begin + last)
 
 
-COLUMNS: tuple[str, ...] = (
-    "Op Type",
-    "Op Name",
-    "Task ID",
-    "Stream ID",
-    "Timestamp",
-    "Input/Output",
-    "Slot",
-    "Data Type",
-    "Format",
-    "Shape",
-    *STAT_FIELDS,
-    "Source",
-    "Engine",
-    "Digest",
-)
-HEADER = (",".join(COLUMNS) + "\r\n").encode()
-
-_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
-_LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
-
-
 class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row, with the fields in the order of `COLUMNS`.
 
@@ -252,10 +257,6 @@ class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     engine: str
     digest: str
-
-
-Columns = tuple[str | None, ...]
-"""Of each column of statistics the field of `TensorStats` that fills it; None where it stays empty."""
 
 
 def columns_of(wanted: Collection[StatName]) -> Columns:
@@ -386,10 +387,6 @@ def _is_dense(sizes: tuple[int, ...], strides: tuple[int, ...], order: Collectio
             return False
         expected *= sizes[dim]
     return True
-
-
-_VALUE_OVERHEAD_BYTES = 512
-"""What a value without data, or one of unknown size, is taken for in a queue."""
 
 
 class OpForm:

@@ -29,6 +29,11 @@ Array = np.ndarray[Any, Any]
 _LEVELS_ABOVE = 4
 """How far a data folder lies below its time folder."""
 
+FINDINGS, OVERFLOW = "findings.jsonl", "overflow.json"
+"""Files of a dump, see docs/overflow_and_watch.md."""
+
+T = TypeVar("T")
+
 
 class LoadedValue:
     """The values of one slot, read when they are asked for.
@@ -324,12 +329,6 @@ def _age(folder: DumpFolder) -> tuple[int, int]:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in path.parts]
-
-
-FINDINGS, OVERFLOW = "findings.jsonl", "overflow.json"
-"""Files of a dump, see docs/overflow_and_watch.md."""
-
-T = TypeVar("T")
 
 
 class Op(msgspec.Struct, kw_only=True):

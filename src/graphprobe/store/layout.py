@@ -48,6 +48,9 @@ _STEM: dict[Direction, str] = {
     "backward": "aot_backward",
 }
 
+_NEAREST = 5
+_LISTED = 20
+
 
 def run_folder(*, started: datetime, pid: int, rank: int | None) -> str:
     """`run_<time>-pid_<pid>[-rank_<r>]`, with the time as torch writes it (local, microseconds)."""
@@ -157,10 +160,6 @@ def file_name_from_pass(pass_name: str) -> str:
 
 def _numbered(model: int, direction: Direction, number: int, rest: str, extension: str) -> str:
     return f"{direction_folder(model, direction)}/{number:03d}_{_STEM[direction]}_{rest}.{extension}"
-
-
-_NEAREST = 5
-_LISTED = 20
 
 
 def addresses_from_events(events: Iterable[Event]) -> dict[str, Event]:

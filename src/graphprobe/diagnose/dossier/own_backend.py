@@ -37,6 +37,11 @@ STAND_IN = "eager"
 LONGEST = 60
 """Lines of text beyond which a module that can be imported is imported."""
 
+STOCK_OPS = frozenset({"aten", "prims", "prim", "higher_order", "inductor", "quantized"})
+ON_PATH = "{folder!r} is where the program's {module} lies: or put it on PYTHONPATH."
+OUTSIDE = re.compile(r"\b(argv|parse_args|environ|getenv)\b")
+"""What another process has otherwise."""
+
 
 @dataclass(frozen=True)
 class OwnBackend:
@@ -214,12 +219,6 @@ def _imported(value: Any, shown: str) -> OwnBackend | None:
             text = with_imports([f"from {module} import {name}"], {module: folder}, "")
             return OwnBackend(name, text, shown, folder, value)
     return None
-
-
-STOCK_OPS = frozenset({"aten", "prims", "prim", "higher_order", "inductor", "quantized"})
-ON_PATH = "{folder!r} is where the program's {module} lies: or put it on PYTHONPATH."
-OUTSIDE = re.compile(r"\b(argv|parse_args|environ|getenv)\b")
-"""What another process has otherwise."""
 
 
 class OwnProgram(TextProgram):

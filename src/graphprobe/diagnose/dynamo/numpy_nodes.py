@@ -22,6 +22,21 @@ MOST = 3
 
 WRAPPED = "wrapped_"
 
+OPERATORS = {
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "neg": "negative",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+}
+"""Functions of numpy's that go under other names as operators."""
+
 
 def numpy_name(node: Node) -> str | None:
     """`numpy.cumsum` of a node that stands for this function, for the method or operator; None for other nodes."""
@@ -37,22 +52,6 @@ def numpy_name(node: Node) -> str | None:
     if target is utils.numpy_attr_wrapper:
         return f"numpy.ndarray.{node.args[1]}"
     return None
-
-
-OPERATORS = {
-    "sub": "subtract",
-    "mul": "multiply",
-    "truediv": "true_divide",
-    "floordiv": "floor_divide",
-    "neg": "negative",
-    "eq": "equal",
-    "ne": "not_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
-}
-"""Functions of numpy's that go under other names as operators."""
 
 
 def computed_by_numpy(node: Node, args: Any, kwargs: Any) -> torch.Tensor | None:

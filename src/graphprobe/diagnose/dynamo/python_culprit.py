@@ -56,6 +56,29 @@ DRAWN = re.compile(r"rand|normal|bernoulli|dropout|multinomial|poisson|uniform_|
 
 PART = re.compile(r"[A-Za-z_]\w*|\[[^\]]*\]")
 
+UNSURE = "()"
+"""After the name of a method that may change nothing."""
+
+SIGNS: dict[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+    ast.MatMult: "@",
+}
+
+FILLING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
+
+EXITS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
 
 def functions_of(fn: Any) -> list[types.FunctionType]:
     """The user's functions that a function or module leads to, the near ones first. No code of the user runs."""
@@ -225,26 +248,6 @@ def _called(node: ast.Call, source: ParsedFile) -> Iterator[tuple[ast.AST, str]]
         yield node.func.value, name if last_of(node.func) in CHANGING else f"{name}{UNSURE}"
 
 
-UNSURE = "()"
-"""After the name of a method that may change nothing."""
-
-SIGNS: dict[type[ast.AST], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.BitXor: "^",
-    ast.LShift: "<<",
-    ast.RShift: ">>",
-    ast.MatMult: "@",
-}
-
-
 def _flat(target: ast.AST) -> Iterator[ast.AST]:
     if isinstance(target, (ast.Tuple, ast.List)):
         for part in target.elts:
@@ -399,9 +402,6 @@ def _filled(scope: ast.AST, name: str, path: str) -> list[ast.expr]:
     return [*put[at : at + 1], *put[:at], *put[at + 1 :]]
 
 
-FILLING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
-
-
 class TorchCall(NamedTuple):
     """A torch call: the user's frames that led to it, and its name."""
 
@@ -493,9 +493,6 @@ def _ended(names: Names, node: ast.AST, others: list[ast.AST], shared: list[ast.
     if node not in others:
         for parent, part in _ends_before(names.source, node, taken):
             names.conditions(parent, part)
-
-
-EXITS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def _ends_before(

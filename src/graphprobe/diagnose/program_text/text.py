@@ -38,6 +38,9 @@ from graphprobe.probe.frames.sources import NotRecordable, global_names
 
 LOCALS = "<locals>."
 
+BUILTINS = frozenset(dir(builtins))
+FUTURE = "from __future__ import annotations"
+
 
 @dataclass
 class Member:
@@ -159,10 +162,6 @@ def _sets(function: FunctionType, cell: Any) -> bool:
     """Whether a function gives the variable in a cell another value."""
     names = {n for n, c in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True) if c is cell}
     return any(i.opname == "STORE_DEREF" and i.argval in names for i in dis.get_instructions(function.__code__))
-
-
-BUILTINS = frozenset(dir(builtins))
-FUTURE = "from __future__ import annotations"
 
 
 @dataclass

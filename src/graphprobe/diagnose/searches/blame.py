@@ -27,6 +27,11 @@ from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 
+CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
+
+MOST = 8
+"""Calls of one function that are tried by themselves."""
+
 
 def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
     """The backend that adds `stage`."""
@@ -37,9 +42,6 @@ def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
     if stage in ("decomposition", "pre_grad", "joint", "post_grad"):
         return stage_rung(watch, stage)
     return compilation.backend
-
-
-CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
 
 
 def isolated_suspects(
@@ -134,10 +136,6 @@ def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, i
             return node
         index -= count
     return nodes[-1]
-
-
-MOST = 8
-"""Calls of one function that are tried by themselves."""
 
 
 def graphs_of_calls(program: Program, op: str) -> list[DynamoGraph]:

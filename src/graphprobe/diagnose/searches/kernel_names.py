@@ -39,6 +39,13 @@ MOST = 8
 FORMS = ("wrong_dtype", "wrong_shape")
 """What no launch decides, but the code that makes room for its results."""
 
+log = logging.getLogger(__name__)
+
+MORE = "the outputs are wrong with these replaced, too; there are more, or they only fail together"
+
+SHOWN = 3
+"""Launches that could not be replaced and are named in a note."""
+
 
 class FaultyLaunch(msgspec.Struct, frozen=True):
     """A launch whose replacement makes the outputs right.
@@ -163,14 +170,6 @@ class _KernelSearch:
             if not self._wrong(0):
                 return ""
         return MORE
-
-
-log = logging.getLogger(__name__)
-
-MORE = "the outputs are wrong with these replaced, too; there are more, or they only fail together"
-
-SHOWN = 3
-"""Launches that could not be replaced and are named in a note."""
 
 
 def name_kernels(

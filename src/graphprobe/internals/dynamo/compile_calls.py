@@ -22,6 +22,17 @@ from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.dynamo.frame_names import frame_name
 from graphprobe.internals.unseen import unseen
 
+NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
+"""Options that `torch.compile` takes for itself."""
+
+POLL_S = 0.05
+"""How often a call that waits for its turn looks whether its function is busy."""
+
+Backend = str | Callable[..., Any]
+
+Settings = dict[str, Any]
+"""The keyword arguments of a call of `torch.compile`."""
+
 
 @dataclass(eq=False)
 class Compiled:
@@ -70,13 +81,6 @@ class Compiled:
         taken = {k: v for k, v in (self.options or {}).items() if k not in NO_SETTINGS}
         # Raises what torch raises for a name that it does not know, or a value of another type.
         return dict(torch._TorchCompileInductorWrapper(self.mode, taken, self.dynamic).config)
-
-
-NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
-"""Options that `torch.compile` takes for itself."""
-
-POLL_S = 0.05
-"""How often a call that waits for its turn looks whether its function is busy."""
 
 
 class CompileCalls(Subscription):
@@ -358,13 +362,6 @@ def backend_names() -> list[str]:
     from torch._dynamo import list_backends
 
     return sorted(list_backends(exclude_tags=()))
-
-
-Backend = str | Callable[..., Any]
-
-
-Settings = dict[str, Any]
-"""The keyword arguments of a call of `torch.compile`."""
 
 
 class CompileSettings(Subscription):

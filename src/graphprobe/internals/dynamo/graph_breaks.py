@@ -29,6 +29,15 @@ BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 MAX_CHARACTERS = 2000
 """Of a statement or expression; of a longer one nothing is kept."""
 
+MOST_LINES = 12
+"""Of a statement that is kept with a break."""
+
+BREAKS = ("Unsupported", "UserError", "UncapturedHigherOrderOpError")
+"""Exceptions of Dynamo that mean: this cannot be put into a graph."""
+
+ALWAYS_RAISED = ("UncapturedHigherOrderOpError", "TorchRuntimeError")
+"""Those that reach the program without `fullgraph=True` too."""
+
 
 def code_at(file: str, line: int | None, column: int | None, end_column: int | None) -> tuple[str, str]:
     """The statement, a compound one without its body, and the expression, as Python writes them; empty if not found.
@@ -108,16 +117,6 @@ def _expression_at(statement: ast.stmt, line: int, column: int, end_column: int)
             if (name.end_lineno, (name.end_col_offset or 0) - len(name.attr.encode())) == (line, column):
                 return node
     return None
-
-
-MOST_LINES = 12
-"""Of a statement that is kept with a break."""
-
-BREAKS = ("Unsupported", "UserError", "UncapturedHigherOrderOpError")
-"""Exceptions of Dynamo that mean: this cannot be put into a graph."""
-
-ALWAYS_RAISED = ("UncapturedHigherOrderOpError", "TorchRuntimeError")
-"""Those that reach the program without `fullgraph=True` too."""
 
 
 class BreakObserver(Protocol):

@@ -38,6 +38,9 @@ MAX_CHARACTERS = 60
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 _PLAIN = (bool, int, float, complex, str, type(None))
 
+CONVERT_FRAME = "torch._dynamo.convert_frame"
+TAP = "recompiles"
+
 
 class _UnknownError(Exception):
     """The expression leads through something that only the program's code could answer."""
@@ -131,10 +134,6 @@ def _keys(value: Any) -> str | None:
 def _short(text: str) -> str:
     text = re.sub(r"\s+", " ", text)
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
-
-
-CONVERT_FRAME = "torch._dynamo.convert_frame"
-TAP = "recompiles"
 
 
 class RecompileObserver(Protocol):

@@ -14,6 +14,10 @@ from typing import Any
 
 from graphprobe.internals.names import require
 
+REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
+WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
+"""Attributes under which torch, and `graphprobe.wrap`, keep a function that they wrap."""
+
 
 def lookup(name: str) -> Callable[..., Any]:
     """The backend function that torch has registered under `name`."""
@@ -36,11 +40,6 @@ def inductor_with_mode(mode: str | None) -> Callable[..., Any]:
         return torch._TorchCompileInductorWrapper(mode or configured, options, None)(gm, example_inputs)
 
     return inductor
-
-
-REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
-WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
-"""Attributes under which torch, and `graphprobe.wrap`, keep a function that they wrap."""
 
 
 def unwrapped(backend: Any) -> tuple[Any, dict[str, Any]]:

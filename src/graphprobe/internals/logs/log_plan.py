@@ -26,6 +26,22 @@ OWN = {"aot": ("torch._functorch",), "fx": ("torch.fx",)}
 """Loggers that a component has here beyond torch's list: the partitioner logs outside `aot_autograd`, and FX has no
 name."""
 
+LEVELS = {
+    "verbose": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+"""`verbose` is DEBUG with the whole traceback of every error."""
+
+USUAL = ("dynamo", "aot", "inductor", "fx")
+"""The components that a level without a name is for."""
+
+_SIGNS = {"+": "debug", "-": "error"}
+_TOKEN = re.compile(r"([+-]?)([\w.]+)(?:=(\w+))?", re.ASCII)
+_GRAMMAR = "write it as info, debug, verbose, NAME=LEVEL or +NAME, with commas between, e.g. dynamo=debug,+graph_breaks"
+
 
 class LogNames(msgspec.Struct, frozen=True):
     """What can be asked for.
@@ -132,23 +148,6 @@ def _from_torch() -> LogNames:
         {name: tuple(loggers) for name, loggers in registry.log_alias_to_log_qnames.items()},
         {name: name not in off for name in sorted(registry.artifact_names)},
     )
-
-
-LEVELS = {
-    "verbose": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
-"""`verbose` is DEBUG with the whole traceback of every error."""
-
-USUAL = ("dynamo", "aot", "inductor", "fx")
-"""The components that a level without a name is for."""
-
-_SIGNS = {"+": "debug", "-": "error"}
-_TOKEN = re.compile(r"([+-]?)([\w.]+)(?:=(\w+))?", re.ASCII)
-_GRAMMAR = "write it as info, debug, verbose, NAME=LEVEL or +NAME, with commas between, e.g. dynamo=debug,+graph_breaks"
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -42,6 +42,15 @@ Edge = tuple[Any, int]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_NEVER = 2**64 - 1
+"""Sequence number of the nodes that add gradients to leaves."""
+
+_function_modes: Callable[[], list[Any]] = require(
+    "torch.overrides", "_get_current_function_mode_stack", purpose="ending the overflow check"
+)
+_OF_A_LEAF = 1 << 63
+"""What gathers the gradient of a leaf has the largest number there is."""
+
 
 def uncompiled(function: F) -> F:
     """Keep Dynamo from compiling a hook, and what the hook calls, where compiled code of the program runs it."""
@@ -224,15 +233,6 @@ def _outside_of_modes() -> type:
 
 
 _ACCUMULATE = _outside_of_modes()
-_NEVER = 2**64 - 1
-"""Sequence number of the nodes that add gradients to leaves."""
-
-
-_function_modes: Callable[[], list[Any]] = require(
-    "torch.overrides", "_get_current_function_mode_stack", purpose="ending the overflow check"
-)
-_OF_A_LEAF = 1 << 63
-"""What gathers the gradient of a leaf has the largest number there is."""
 
 
 def running_node() -> tuple[str, int] | None:

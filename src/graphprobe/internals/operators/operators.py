@@ -26,6 +26,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.internals.names import require
 
+Overload = OpOverload
+"""`torch.ops.aten.add.Tensor` and its like."""
+
+Around = Callable[[Overload, tuple[Any, ...], dict[str, Any]], Any]
+"""Is called in place of an operator, with its arguments, and returns what the operator shall return."""
+
+_library = torch.library.Library("graphprobe", "FRAGMENT")
+
+SCHEMA_MODULE = "torch._subclasses.schema_check_mode"
+BUILT_IN = frozenset({"aten", "prims", "prim"})
+
 
 class Operator(NamedTuple):
     """An operator's parts.
@@ -114,13 +125,6 @@ def _is(node: Any, namespace: str, name: str) -> bool:
     return found is not None and (found.namespace, found.name) == (namespace, name)
 
 
-Overload = OpOverload
-"""`torch.ops.aten.add.Tensor` and its like."""
-
-Around = Callable[[Overload, tuple[Any, ...], dict[str, Any]], Any]
-"""Is called in place of an operator, with its arguments, and returns what the operator shall return."""
-
-
 class OpMode(TorchDispatchMode):
     """A context manager: inside, `around` is asked for the result of every operator, those of a backward included.
 
@@ -146,9 +150,6 @@ def decomposition_of(op: Overload) -> Callable[..., Any] | None:
     table = require("torch._decomp", "decomposition_table", purpose="running an operator as its decomposition")
     found: Callable[..., Any] | None = table.get(op)
     return found
-
-
-_library = torch.library.Library("graphprobe", "FRAGMENT")
 
 
 def define_side_effect(name: str, arguments: str, kernel: Callable[..., None]) -> Any:
@@ -183,10 +184,6 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 def _batch_first(value: Any, dim: Any) -> Any:
     return value.movedim(dim, 0) if isinstance(dim, int) and isinstance(value, torch.Tensor) else value
-
-
-SCHEMA_MODULE = "torch._subclasses.schema_check_mode"
-BUILT_IN = frozenset({"aten", "prims", "prim"})
 
 
 def schema_check_mode() -> Any:

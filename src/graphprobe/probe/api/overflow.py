@@ -56,6 +56,15 @@ from graphprobe.store.foreign.ptdbg_write import PtdbgWriter, timestamped
 _MOST_VALUES = 1 << 24
 """A larger tensor is not looked through for being a mask of ones and zeros."""
 
+logger = logging.getLogger("graphprobe")
+
+_MOST_CALLS = 1 << 18
+"""Forward calls that are remembered, for the names of their backwards."""
+
+Values = list[tuple[str, Any]]
+
+PREFIX = "Overflow_info"
+
 
 def traits_of(op: EagerOp, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]]) -> OpTraits:
     """What is meant of the outputs of `op`, read from its arguments and from the values of its inputs.
@@ -112,14 +121,6 @@ def _signs_of(tensor: torch.Tensor) -> Signs:
     if low == 0 and high == 1 and tensor.numel() <= _MOST_VALUES and bool(((known == 0) | (known == 1)).all()):
         return MASK
     return frozenset("+" * (high >= limit) + "-" * (low <= -limit))
-
-
-logger = logging.getLogger("graphprobe")
-
-_MOST_CALLS = 1 << 18
-"""Forward calls that are remembered, for the names of their backwards."""
-
-Values = list[tuple[str, Any]]
 
 
 class OverflowFoundError(GraphprobeError):
@@ -458,9 +459,6 @@ def _summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
     with quiet():
         row = row_of(tensor)
     return None if row is None else summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist())
-
-
-PREFIX = "Overflow_info"
 
 
 class OverflowFiles:

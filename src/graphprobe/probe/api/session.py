@@ -32,6 +32,14 @@ _HIDDEN = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep
 _HIDDEN_FILES = ("<frozen", "<string>/torch", "<eval_with_key>")
 MAX_FRAMES = 64
 
+_STANDARD = frozenset({os.path.join(os.path.dirname(os.__file__), name) for name in ("contextlib.py", "functools.py")})
+
+_CHECKPOINT = str(getattr(sys.modules.get("torch.utils.checkpoint"), "__file__", "")) or os.path.join(
+    os.path.dirname(torch.__file__), "utils", "checkpoint.py"
+)
+
+_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
 
 class Frames:
     """Names files as a reader knows them: relative to the working directory where they lie in it."""
@@ -76,9 +84,6 @@ class Frames:
         return file
 
 
-_STANDARD = frozenset({os.path.join(os.path.dirname(os.__file__), name) for name in ("contextlib.py", "functools.py")})
-
-
 def in_recomputation(frame: FrameType | None) -> bool:
     """Whether a frame of `torch.utils.checkpoint` is below: what runs then was run before."""
     while frame is not None:
@@ -86,14 +91,6 @@ def in_recomputation(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-_CHECKPOINT = str(getattr(sys.modules.get("torch.utils.checkpoint"), "__file__", "")) or os.path.join(
-    os.path.dirname(torch.__file__), "utils", "checkpoint.py"
-)
-
-
-_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
 class Paths:

@@ -40,6 +40,8 @@ STAGES = ("dynamo", "aot", "post_grad")
 _UNCHANGED = (("eager", "dynamo"), ("aot_eager", "aot"))
 """Backend and stage whose graphs the interpreter runs as the backend itself would."""
 
+Boxed = Callable[[list[Any]], Any]
+
 
 class DumpBackend:
     """A backend that compiles as another does, and dumps.
@@ -226,9 +228,6 @@ ENGINES: dict[str, Callable[[DumpModel, GraphModule, Sequence[Any], dict[str, An
     "interpreter": _interpret_post_grad,
 }
 """By name, what makes a callable of a graph that AOTAutograd has handed to Inductor."""
-
-
-Boxed = Callable[[list[Any]], Any]
 
 
 def interpreted(

@@ -25,6 +25,8 @@ from graphprobe.records import Direction
 from graphprobe.select import OpFacts
 from graphprobe.store.dump_records import OpInfo
 
+Arguments = tuple[Any, ...]
+
 
 def compile_watched(model: DumpModel, gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
     """Inductor's last part on a graph of AOTAutograd; what comes out tells the dump of its launches."""
@@ -105,9 +107,6 @@ def _around(graph: DumpGraph, by_line: dict[int, LaunchOp], launching: Launching
         else:
             call.after(execution, outputs)
     return result
-
-
-Arguments = tuple[Any, ...]
 
 
 class LaunchOp:

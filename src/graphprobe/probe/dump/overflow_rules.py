@@ -23,6 +23,15 @@ SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strid
 
 Kind = Literal["nan", "inf", "saturated"]
 
+MOST_ELEMENTS = 8
+"""Elements of an output that are named."""
+
+_JUDGED = {
+    getattr(torch, name)
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+}
+
 
 class FloatSummary(NamedTuple):
     """What an overflow shows in, of one tensor of floats.
@@ -139,10 +148,6 @@ def _reaches(found: FloatSummary, limit: float) -> bool:
     return limit in (found.high, -found.low)
 
 
-MOST_ELEMENTS = 8
-"""Elements of an output that are named."""
-
-
 def judged(values: Values) -> list[tuple[str, torch.Tensor]]:
     """The slots that can overflow: plain tensors of floats or complex numbers."""
     return [(name, value) for name, value in values if isinstance(value, torch.Tensor) and _is_float(value)]
@@ -239,10 +244,3 @@ def in_words(problems: Sequence[dict[str, Any]]) -> str:
 
 def _is_float(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-_JUDGED = {
-    getattr(torch, name)
-    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-}

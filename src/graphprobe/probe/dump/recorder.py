@@ -39,6 +39,12 @@ _forms = Forms()
 
 Stats = TensorStats | Callable[[], TensorStats]
 
+OP_SWITCH = "dump_op_switch"
+"""Who asked for the entry that stands for ops outside compiled graphs."""
+
+_WHOLE = Chosen(matches=(), blacklists=((),))
+"""An op that is dumped because another one is, or because the program marked it."""
+
 
 class StatsMemo:
     """The statistics of one call of a graph, by the memory they are of. For one thread.
@@ -99,13 +105,6 @@ def _memory(value: Any) -> int | None:
     if type(value) not in PLAIN_TYPES or value.layout is not torch.strided or value.is_meta:
         return None
     return int(value.untyped_storage().data_ptr()) or None
-
-
-OP_SWITCH = "dump_op_switch"
-"""Who asked for the entry that stands for ops outside compiled graphs."""
-
-_WHOLE = Chosen(matches=(), blacklists=((),))
-"""An op that is dumped because another one is, or because the program marked it."""
 
 
 class _Kept:

@@ -46,6 +46,8 @@ _RISING = {"exp", "exp2", "expm1", "relu", "silu", "gelu", "softplus", "abs", "s
 
 Of = Callable[[object], Signs]
 
+_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
+
 
 def row_of(reads: Iterable[str]) -> int:
     """The row of a table for inputs that hold infinities of these signs."""
@@ -240,8 +242,6 @@ class OpTraits:
 
 
 NONE = OpTraits()
-
-_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
 
 
 def traits_of_graph(graph: Graph) -> dict[Node, OpTraits]:

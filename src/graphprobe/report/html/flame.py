@@ -33,6 +33,13 @@ _NAMES = {
 _RUN = "run"
 """Component of steps that run what was compiled: no time of compiling."""
 
+TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functions": "Functions"}
+IDS = {"passes": "pass-times"}
+"""Titles of the tables, and ids of their sections where these are named otherwise."""
+
+MOST = 40
+"""Rows of a table."""
+
 
 class Box(msgspec.Struct, omit_defaults=True):
     """One box: equal steps in equal surroundings.
@@ -219,14 +226,6 @@ def _functions(steps: Iterable[StepRecord]) -> dict[str | None, tuple[str, str]]
                 place.rstrip(")") if bracket else "",
             )
     return found
-
-
-TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functions": "Functions"}
-IDS = {"passes": "pass-times"}
-"""Titles of the tables, and ids of their sections where these are named otherwise."""
-
-MOST = 40
-"""Rows of a table."""
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:

@@ -33,6 +33,15 @@ COLUMNS = (
     Column(name="arguments", wide=True),
 )
 
+MOST_LINES = 4_000
+"""Of one pane: what lies beyond is left out, and the pane says how much."""
+
+COMMENT = re.compile(
+    r"^(?P<indent>\s*)# File: (?P<place>.+?:\d{1,9})(?: in (?P<function>[^,]*))?(?:, code: (?P<code>.*))?$"
+)
+_DEFINED = re.compile(r"(\w+) = async_compile\.")
+"""Where generated code defines a kernel."""
+
 
 class LaunchNode(msgspec.Struct):
     """An FX node that a launch stems from."""
@@ -125,16 +134,6 @@ def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Sec
         return None
     note = Note(f"{left} more are in the run." if left else "")
     return Section("launches", "Launches", "table", table.data(), note, f"{table.rows} in order")
-
-
-MOST_LINES = 4_000
-"""Of one pane: what lies beyond is left out, and the pane says how much."""
-
-COMMENT = re.compile(
-    r"^(?P<indent>\s*)# File: (?P<place>.+?:\d{1,9})(?: in (?P<function>[^,]*))?(?:, code: (?P<code>.*))?$"
-)
-_DEFINED = re.compile(r"(\w+) = async_compile\.")
-"""Where generated code defines a kernel."""
 
 
 class Pane(msgspec.Struct, frozen=True, omit_defaults=True):

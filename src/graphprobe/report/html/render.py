@@ -9,16 +9,6 @@ from jinja2 import Environment, StrictUndefined, Template
 from graphprobe.report import document as d
 from graphprobe.report.document import Content
 
-
-class Html(str):
-    """Text that is HTML already, for what is drawn: it is put in as it is, all other text is escaped."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:
-        return str(self)
-
-
 _TEMPLATES: dict[type, str] = {
     str: "{{ c }}",
     tuple: "{% for one in c %}{{ one | show }}{% endfor %}",
@@ -61,6 +51,15 @@ _TEMPLATES: dict[type, str] = {
     d.Listing: '<div class="scroll fixed" tabindex="0" role="region" aria-label="{{ c.name }}"><pre>{{ c.text }}</pre>'
     "</div>",
 }
+
+
+class Html(str):
+    """Text that is HTML already, for what is drawn: it is put in as it is, all other text is escaped."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return str(self)
 
 
 def rendered(content: Content) -> Html:

@@ -62,6 +62,11 @@ aria-label="{{ text }}" style="display:block;max-width:100%;margin-top:.35rem"><
 fill="var(--panel)" stroke="var(--line)"/>
 <rect x="{{ left }}" width="{{ width }}" height="14" fill="var(--bad)"/></svg>"""
 
+WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "raised"}
+"""Of a call that a finding is about, in the table."""
+
+HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
+
 
 def findings_section(found: list[Found], sources: Sources, suffix: str = "") -> Section | None:
     """An article for each finding; None where there are none."""
@@ -210,12 +215,6 @@ def _place(found: Found) -> str:
 
 def _many(noun: str, count: int) -> str:
     return noun if count == 1 or noun.endswith("memory") else f"{noun}s"
-
-
-WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "raised"}
-"""Of a call that a finding is about, in the table."""
-
-HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
 
 
 def report_from(

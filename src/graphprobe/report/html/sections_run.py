@@ -68,6 +68,21 @@ MOST_CODE_BYTES = 3 << 20
 AROUND = 4
 """Lines of the program around each that a launch stems from."""
 
+MOST = 60
+"""Cards and rows that are shown; the section says how many more there are."""
+
+MOST_BYTES = 24 << 20
+"""Text of graphs that is read for diffs in all: some tens of seconds at the most."""
+
+MOST_NODES = 60
+"""Nodes of one kind (added, removed, …) that a diff shows."""
+
+MOST_TEXT = 400
+"""Letters of one node's expression."""
+
+_NUMBERS = "A run doesn't check correctness; `graphprobe diagnose` does."
+_LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
+
 
 def code_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
     """A view for each graph that has generated code, as long as they fit in; None where there is none."""
@@ -117,10 +132,6 @@ def _view(run: Run, title: str, graph: Event, code: Event, ops: Event | None, so
         panes = panes[1:]
         links = [Link(link.label, link.marks[1:]) for link in links]
     return CodeView(title, panes, links)
-
-
-MOST = 60
-"""Cards and rows that are shown; the section says how many more there are."""
 
 
 def breaks_section(report: BreakReport, sources: Sources) -> Section | None:
@@ -212,16 +223,6 @@ def _place(file: str | None, line: int | None, sources: Sources) -> Content:
     if not file:
         return ""
     return sources.place(f"{file}:{line}") if line else Code(file)
-
-
-MOST_BYTES = 24 << 20
-"""Text of graphs that is read for diffs in all: some tens of seconds at the most."""
-
-MOST_NODES = 60
-"""Nodes of one kind (added, removed, …) that a diff shows."""
-
-MOST_TEXT = 400
-"""Letters of one node's expression."""
 
 
 def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
@@ -337,10 +338,6 @@ class _Differ:
 def _short(lines: Sequence[str]) -> Iterator[str]:
     for line in lines[: MOST_NODES * 2]:
         yield line[:MOST_TEXT]
-
-
-_NUMBERS = "A run doesn't check correctness; `graphprobe diagnose` does."
-_LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:

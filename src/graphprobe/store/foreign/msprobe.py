@@ -42,6 +42,24 @@ EDGE_NOTE = (
 )
 """`linear` on 3-D input ends in a view, so that only the view's gradient is there."""
 
+NameOf = Callable[[str], str]
+"""For the name of a tensor's file, why it is missing; empty when it is there."""
+
+_FIELDS = {"Max": "max", "Min": "min", "Mean": "mean", "Norm": "l2"}
+_TENSOR_WORDS = ("shape", "dtype")
+_GROUPS: dict[tuple[str, CallDirection], tuple[SlotRole, str]] = {
+    ("input_args", "forward"): ("input", "input"),
+    ("args", "forward"): ("input", "input"),
+    ("input", "forward"): ("input", "input"),
+    ("input_kwargs", "forward"): ("input", "kwarg"),
+    ("kwargs", "forward"): ("input", "kwarg"),
+    ("output", "forward"): ("output", "output"),
+    ("parameters", "forward"): ("parameter", "parameter"),
+    ("input", "backward"): ("grad_output", "grad_output"),
+    ("output", "backward"): ("grad_input", "grad_input"),
+    ("parameters_grad", "backward"): ("grad_parameter", "grad_parameter"),
+}
+
 
 class _Head(msgspec.Struct):
     """`dump.json`, with each record left as text until it is asked for."""
@@ -318,25 +336,6 @@ def _frame(frame: Any) -> str:
     if found is None:
         return " ".join(str(frame).split())
     return f"{found['file']}:{found['line']} in {found['function']}: {found['code'].strip()}"
-
-
-NameOf = Callable[[str], str]
-"""For the name of a tensor's file, why it is missing; empty when it is there."""
-
-_FIELDS = {"Max": "max", "Min": "min", "Mean": "mean", "Norm": "l2"}
-_TENSOR_WORDS = ("shape", "dtype")
-_GROUPS: dict[tuple[str, CallDirection], tuple[SlotRole, str]] = {
-    ("input_args", "forward"): ("input", "input"),
-    ("args", "forward"): ("input", "input"),
-    ("input", "forward"): ("input", "input"),
-    ("input_kwargs", "forward"): ("input", "kwarg"),
-    ("kwargs", "forward"): ("input", "kwarg"),
-    ("output", "forward"): ("output", "output"),
-    ("parameters", "forward"): ("parameter", "parameter"),
-    ("input", "backward"): ("grad_output", "grad_output"),
-    ("output", "backward"): ("grad_input", "grad_input"),
-    ("parameters_grad", "backward"): ("grad_parameter", "grad_parameter"),
-}
 
 
 def slots_of_group(
