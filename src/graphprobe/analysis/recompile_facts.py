@@ -1,7 +1,4 @@
-"""What is noted of a recompilation when it happens: which guards failed, for whom, and how full the cache was.
-
-torch's words for a failed guard, read: what was looked at, what was expected, what came.
-"""
+"""Records the guards that failed at a recompilation, and parses torch's words for them: checked, expected, found."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Recompilations, grouped by what caused them, with what to do about each group.
-
-Of the guards that failed at one recompilation, it tells those that are the cause, and what they say in words.
-"""
+"""Groups recompilations by cause, says each cause in words, and what to do about it."""
 
 from __future__ import annotations
 

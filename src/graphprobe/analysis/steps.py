@@ -1,7 +1,4 @@
-"""Which step of the compiler began last and did not end: of a run, and of a plain log that torch wrote.
-
-The steps that a plain log of torch tells of: its `Step N` lines, and signs that a step without an end is over.
-"""
+"""Finds the step of the compiler that began last and did not end, in a run or in a plain log of torch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""`faulty`: a backend with one planted fault, to test tools with; the program's own graph is never edited.
-
-The operators that carry out a planted fault when a graph runs: any compiler takes them as opaque calls.
-
-The faulty backends that torch has for its own tests, under their names; they match `relu` however it is called.
-"""
+"""`faulty`: backends with one planted fault, to test tools with, and torch's own; no graph of the program is edited."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Graphs as backends handle them: copies, interpreters that know where they are, names of what is called.
-
-With them, how every debug backend takes its options: as keywords, and as `torch.compile(options={…})` hands them over.
-"""
+"""What debug backends share: copies of graphs, interpreters that know their place, names of calls, options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One pair of calls: every pair of slots measured, without saying yet whose fault a difference is.
+"""Measures every pair of slots of one pair of calls, without saying whose fault a difference is.
 
-What one run has whole and the other in parts: of several ranks, each has a part of a batch or weight that a single
-one has whole; and a step may take its batch in several parts, whose gradients add up.
+One run may have in parts what the other has whole: each of several ranks a part of a batch or weight, or a step its
+batch in several parts, whose gradients add up.
 """
 
 from __future__ import annotations

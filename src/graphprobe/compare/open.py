@@ -1,9 +1,4 @@
-"""Which format a path is, and its reader. Readers are imported when a dump of theirs is opened.
-
-Packages that only some users need: imported when they are asked for, with an error that says how to get them.
-
-Dumps and results under fsspec URLs. Local paths never come here, so that fsspec is imported for URLs only.
-"""
+"""Opens a dump or result of any format, by path or fsspec URL; readers and rare packages are imported on demand."""
 
 from __future__ import annotations
 

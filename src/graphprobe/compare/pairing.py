@@ -1,10 +1,8 @@
-"""Two streams of calls, walked once side by side: tasks to be judged and calls without a partner, in order.
+"""Walks two streams of calls side by side: pairs to be judged and calls without a partner, in order.
 
-What calls without a partner give and nothing recorded uses: it may be what the program returns.
-
-One call of compiled code stands for many of eager code, and a fused operation for the two that it replaces: then the
-calls have no partners, and what the last of them give is the same. Everything else that they give is used by other
-calls, where it is compared.
+Values of calls without a partner that nothing recorded uses may be what the program returns. One call of compiled code
+stands for many of eager code, and a fused operation for the two that it replaces: then the calls have no partners, and
+what the last of them return is the same. Everything else that they return is compared where other calls use it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reads what `graphprobe compare --out` wrote: `comparison.json`, and the calls in `rows.jsonl`.
-
-Judged rows on their way to the reports, in a temporary file, so that memory does not grow with them.
-"""
+"""Reads what `compare --out` wrote, and keeps judged rows in a temporary file, so that memory does not grow."""
 
 from __future__ import annotations
 

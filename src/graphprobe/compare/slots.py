@@ -1,7 +1,4 @@
-"""Which slot of a call is which slot of its partner: by name, then by role and place.
-
-Arguments that are no tensors: which differences change what is computed.
-"""
+"""Pairs the slots of two calls, by name, then by role and place, and says which plain arguments matter."""
 
 from __future__ import annotations
 

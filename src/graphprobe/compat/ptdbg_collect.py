@@ -1,9 +1,4 @@
-"""From ON to OFF: what `graphprobe.dump` collects in between, written in ptdbg's layout at the end.
-
-Arguments of the functions in `compat.ptdbg`, checked before anything runs.
-
-`parse` of ptdbg: one call of a dump, in words.
-"""
+"""ptdbg's switch and `parse`: checks their arguments, collects with `graphprobe.dump`, writes ptdbg's layout."""
 
 from __future__ import annotations
 

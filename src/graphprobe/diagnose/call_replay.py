@@ -1,9 +1,4 @@
-"""Calls a recorded operation again in float64, on the inputs one side of a comparison recorded, and judges its result.
-
-What a comparison of two runs cannot tell, this can: whether a result is right for what the operation got.
-
-The arguments of a recorded call, put together again, and the function of torch that it names.
-"""
+"""Calls a recorded operation again in float64 on its recorded inputs, and judges whether its result is right."""
 
 from __future__ import annotations
 

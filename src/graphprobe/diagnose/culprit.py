@@ -1,7 +1,4 @@
-"""Which op of a small failing piece is to blame: the one that has to be compiled, not the one that shows the fault.
-
-The smallest piece of a failing case that fails in the same way, within a budget.
-"""
+"""Shrinks a failing case within a budget, and names the op that has to be compiled for the fault to show."""
 
 from __future__ import annotations
 

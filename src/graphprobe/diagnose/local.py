@@ -1,7 +1,4 @@
-"""The local error of one op: its result against the op in float64 on the very inputs it got.
-
-A suspect: a node that computes something else than it should, with what is needed to prove it.
-"""
+"""Finds suspects: ops of a graph whose result is too far from the same op in float64 on the inputs it received."""
 
 from __future__ import annotations
 

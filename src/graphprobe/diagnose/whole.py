@@ -1,7 +1,4 @@
-"""A failure that no piece of the program shows: Dynamo's graphs, whole, are what is tried as its proof.
-
-Finds ops that used a constant from an earlier call because a guard was too weak.
-"""
+"""Proves a failure that no piece shows by Dynamo's whole graphs, and finds constants of an earlier call."""
 
 from __future__ import annotations
 

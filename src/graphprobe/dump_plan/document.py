@@ -1,6 +1,6 @@
-"""The JSON file: `{"dump": {...}}`, read and held against its description; conflicts are judged elsewhere.
+"""Reads the JSON file `{"dump": {...}}`, and refuses what it may not hold and settings that exclude each other.
 
-Which settings exclude each other. One table serves the check and the published JSON Schema.
+One table serves the check and the published JSON Schema.
 """
 
 from __future__ import annotations

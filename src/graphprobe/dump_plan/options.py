@@ -1,9 +1,4 @@
-"""The options of a dump, one row each: `CompilerConfig().dump_config`, the command line and the environment.
-
-The options of a dump of calls, one row each: the arguments of `graphprobe.dump`, its JSON file, the command line.
-
-Whether a folder can take a dump, and a file be read: asked of the system, and tried.
-"""
+"""The options of dumps of graphs and of calls, one row each: in Python, JSON file, environment, command line."""
 
 from __future__ import annotations
 

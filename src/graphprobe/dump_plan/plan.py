@@ -1,9 +1,4 @@
-"""The plan of a dump: what is dumped of which ops, when and where to. Frozen; what is in it has been checked.
-
-The entries of `dump_list`, once they have been checked, as the plan has them.
-
-Ops of a model's graph against the entries of a plan: which are dumped, without which inputs and outputs.
-"""
+"""The plan of a dump: what is dumped of which ops, when and where to. Frozen; what is in it has been checked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Run a step in a child process that shares nothing back: crashes, hangs and every side effect stay there.
-
-What a step is doing right now, told by its process to the one that waits for it.
-"""
+"""Runs a step in a child process, where crashes, hangs and side effects stay, and shows what it is doing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The float64 reference of an op on captured inputs, and the noise of each of its elements.
 
-Float64 runs in which every sum is as inaccurate as one that adds its terms one after the other in float32.
+In some float64 runs every sum is as inaccurate as one that adds its terms one after the other in float32.
 
 Compiled code may add in any order. The worst order in use is the plain one: a running sum s_k, rounded K-1 times, with
 the error Σ δ_k·s_k, |δ_k| <= u (taken for u, as everywhere). For terms of mean m and mean square v, s_k is about

@@ -3,11 +3,10 @@
 Nothing is compiled again and nothing is fused otherwise: the wrapper runs line by line, and in the place of a replaced
 launch the FX nodes behind it, or its IR in plain torch, fill the very buffers that the kernel would have filled.
 
-By what a launch of generated code can be replaced: the piece of the FX graph that it was made from, if there is one.
-
-A launch writes buffers, and each buffer that later launches need has to be the value of one FX node. From these nodes
-back, the graph has to end at values that the launch reads. Where it does not (values that a lowering made on its way,
-or memory that is written to), Inductor's IR of the launch takes its place.
+A launch is replaced by the piece of the FX graph that it was made from, if there is one. It writes buffers, and each
+buffer that later launches need has to be the value of one FX node. From these nodes back, the graph has to end at
+values that the launch reads. Where it does not (values that a lowering made on its way, or memory that is written to),
+Inductor's IR of the launch takes its place.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Timelines as Chrome traces: of a run, of the ops of a dump, of a profile; for ui.perfetto.dev and chrome://tracing.
+"""Chrome traces of a run, of the ops of a dump or of a profile, for ui.perfetto.dev and chrome://tracing.
 
-In that of a run each model is a process, so that a viewer gives it a track of its own. Below it each thread that worked
-on it has a row, with the steps of the compiler inside each other, and the launches of each direction have one.
-
-The Chrome trace format, which Perfetto opens: its events, with times in microseconds, and the whole document.
+In the trace of a run each model is a process, so that a viewer gives it a track of its own. Below it each thread that
+worked on it has a row, with the steps of the compiler inside each other, and the launches of each direction have one.
+Times are in microseconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Who is told at what is patched: subscribers that cannot harm the program, and the names that they stand at.
-
-The one place that replaces attributes of other packages: each name once, for all who want it, and undone exactly.
-"""
+"""Patches each name of torch once, notifies its subscribers without harm to the program, and undoes it exactly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Caches of torch: those of graphs are off while a graph is compiled, for on a hit no pass runs and there is nothing to
-collect; libraries that are cut off are deleted."""
+"""Turns torch's graph caches off while a graph is compiled (on a hit no pass runs), and deletes cut-off libraries."""
 
 from __future__ import annotations
 

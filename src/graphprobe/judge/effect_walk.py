@@ -1,7 +1,4 @@
-"""The walk from a user's function to everything of the user's that it can read and write. No code of the user runs.
-
-What stands for a Python object in a snapshot of side effects, and what is inside of it. No code of a user runs.
-"""
+"""Walks from a user's function to all objects of the user's that it can read and write; no code of the user runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One judge: does a call show what the uncompiled one showed, as far as rounding allows, and if not, what else?"""
+"""Compares an observed call with the uncompiled one, and lists differences that rounding does not explain."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""What the user of a program can observe of one call: taken in one way, for every rung, proof and case.
-
-What a call returned, as values that can be compared: the leaves, and what is inside those that are objects.
-
-The modules that a function works with: itself, what it is bound to, closes over, partially applies, or finds in its
-globals.
-"""
+"""Observes one call as its user can, in one way for every rung, proof and case."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The verdict: what the rung that the user runs says, and nothing else, decides whether there is a fault.
+"""The verdict: only the rung that the user runs decides whether there is a fault; documented refusals are none.
 
 What was seen in a changed program (values shown, pieces cut out, passes left out) names a culprit; it never convicts.
-
-What torch documents that it does not compile, and the remedy: such a refusal is no fault of a stage.
 """
 
 from __future__ import annotations

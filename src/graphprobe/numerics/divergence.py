@@ -1,7 +1,4 @@
-"""How far several runs of one op are from its float64 reference, in units of the legitimate noise.
-
-Classes of floating-point values: finite, NaN, +Inf, −Inf, and which of them a reference allows.
-"""
+"""How far several runs of one op are from its float64 reference, in units of the legitimate noise."""
 
 from __future__ import annotations
 

@@ -1,14 +1,12 @@
-"""The statistics of `TensorStats` without the C++ core: the same definitions, for machines that could not build it.
+"""The statistics and the digest of `TensorStats` without the C++ core: the same definitions, equal digests.
 
-The digest of `TensorStats` without the C++ core: equal bits to `native/digest.cpp` and `native/kernels.cpp`.
-
-The bytes of the elements, in logical order, are cut into blocks of 8192, a block into stripes of 64, a stripe into 16
-lanes of 32 bits. Each word x of a lane becomes x ^ (x >> 15), so that sign bits reach the low ones. A lane of a block
-is the sum, modulo 2**32, of the signed 16-bit halves of these, times keys that differ everywhere in the block. The
-lanes of all blocks are added modulo 2**64, each block times an odd multiplier of its own. Last, the 16 sums and the
-number of bytes are mixed into 64 bits. What is left over after the last whole stripe is filled up with zeros and
-counts as a block of one stripe, with that stripe's keys and that block's multiplier. Sums may be formed in any order,
-by any number of threads.
+For the digest, the bytes of the elements, in logical order, are cut into blocks of 8192, a block into stripes of 64, a
+stripe into 16 lanes of 32 bits. Each word x of a lane becomes x ^ (x >> 15), so that sign bits reach the low ones. A
+lane of a block is the sum, modulo 2**32, of the signed 16-bit halves of these, times keys that differ everywhere in the
+block. The lanes of all blocks are added modulo 2**64, each block times an odd multiplier of its own. Last, the 16 sums
+and the number of bytes are mixed into 64 bits. What is left over after the last whole stripe is filled up with zeros
+and counts as a block of one stripe, with that stripe's keys and that block's multiplier. Sums may be formed in any
+order, by any number of threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The four verdicts: is the candidate within the noise, worse than it, better than eager, or is there no telling.
-
-Verdicts without a float64 reference: integers and booleans, and indices that stand for values.
-"""
+"""The four verdicts: is the candidate within the noise, worse than it, better than eager, or is there no telling."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Write the nodes of a model's graphs as records: `graphs.jsonl`, each node once, however many graphs have it.
-
-The nodes of a live graph as records: what `graphs.jsonl` holds of them.
-"""
+"""Writes the nodes of a model's live graphs as records: `graphs.jsonl`, each node once, however many graphs have it."""
 
 from __future__ import annotations
 

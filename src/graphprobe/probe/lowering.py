@@ -1,10 +1,7 @@
-"""Inductor's part of one graph: scheduler IR before and after fusion, generated code, launches.
+"""Inductor's part of one graph: scheduler IR before and after fusion, generated code, launches, the first call.
 
-`captured_ops.json`: what a compiled graph launched, in the order in which it ran, as a Chrome trace.
-
-From launches back to scheduler nodes, FX nodes and source lines.
-
-The first call of a compiled graph as a step, and each launch in it as a step inside that.
+`captured_ops.json` has what a compiled graph launched, in the order in which it ran, as a Chrome trace: launches are
+followed back to scheduler nodes, FX nodes and source lines.
 """
 
 from __future__ import annotations

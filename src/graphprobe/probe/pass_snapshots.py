@@ -1,6 +1,6 @@
 """One direction of one model: its graph, the graph after each pass that changed it, and every pass as an event.
 
-Has a graph changed since it was last looked at? A look by identity, many times cheaper than a fingerprint.
+Whether a pass changed a graph is asked of identities first, which is many times cheaper than a fingerprint.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A captured graph in the form that was asked for: text, ONNX text, or a Python script.
-
-The scheduler's graph as text: a table, then Inductor's own long form of each node.
-
-`output_code.py`: Inductor's generated module, made runnable on its own.
-"""
+"""Writes a captured graph in the form asked for: text, ONNX text, Python, or `output_code.py` that runs on its own."""
 
 from __future__ import annotations
 

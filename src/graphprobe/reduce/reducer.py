@@ -1,9 +1,4 @@
-"""Reduces a failing case: is it steady, fewer units, simpler values, until nothing makes it smaller.
-
-Runs shrinking passes until none of them finds anything.
-
-How steadily a case fails, and how often a candidate has to be asked because of that.
-"""
+"""Reduces a failing case: is it steady, fewer units, simpler values, until nothing makes it smaller."""
 
 from __future__ import annotations
 

@@ -1,17 +1,9 @@
 """The search for the fewest units that still fail, by several strategies over one gate.
 
-Bisection for a fault at a single location; each question is half the size of the one before.
-
-Drops what can be dropped, chunk by chunk and then unit by unit, where failures are not monotone.
-
-QuickXplain: the units that a failure needs, by divide and conquer.
-
-The algorithm is that of U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems,
-AAAI 2004. It takes about 2k log2(n/k) calls for k needed units of n, where the failure is monotone.
-
-The smallest failing prefix, then the smallest failing suffix of it, each by bisection.
-
-Subsets of a space before the gate: built once, remembered, with the smallest failing one at hand.
+Bisection finds a fault at one place; each question is half the size of the one before. A prefix, and then a suffix of
+it, are found by bisection, too. A sweep drops chunk by chunk and then unit by unit, where failures are not monotone.
+QuickXplain divides and conquers (U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained
+Problems, AAAI 2004): about 2k log2(n/k) calls for k needed units of n, where the failure is monotone.
 """
 
 from __future__ import annotations

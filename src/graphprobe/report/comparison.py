@@ -1,7 +1,4 @@
-"""A comparison told in words: what every face says of it, its form on the terminal, and its JSON document.
-
-A comparison as CSV: the columns of ptdbg_ascend, then ours.
-"""
+"""Tells a comparison in words, on the terminal, as JSON, and as CSV: the columns of ptdbg_ascend, then ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A diagnosis told in words, for people who have never looked inside a compiler: what every face says of it.
-
-A diagnosis on the terminal: the whole of it, its last lines, and the few for the message of a failing test.
-"""
+"""Tells a diagnosis in words and on the terminal, for people who have never looked inside a compiler."""
 
 from __future__ import annotations
 

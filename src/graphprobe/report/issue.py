@@ -1,7 +1,4 @@
-"""A dossier's report as an issue: title and body, and both without the names and values of the program.
-
-Renames what a script binds, so that it says nothing of the program that it was made from.
-"""
+"""A dossier's report as an issue: title and body, both also without the names and values of the program."""
 
 from __future__ import annotations
 

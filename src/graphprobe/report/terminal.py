@@ -1,6 +1,6 @@
 """Views for the terminal: plain text when piped or with NO_COLOR, colours otherwise.
 
-The last lines of a command: the verdict, where, the proof, what to do next. Never more than five.
+The last lines of a command (verdict, where, proof, what to do next) are never more than five.
 """
 
 from __future__ import annotations

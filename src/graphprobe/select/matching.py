@@ -1,7 +1,4 @@
-"""Which ops a layer selection means, and which of its tokens mean none.
-
-Ops by name, glob, operator, module path or source line, as `dump_layer` names them.
-"""
+"""Matches ops by name, glob, operator, module path or source line, and names tokens of `dump_layer` without a match."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An option: its names in Python, environment, JSON and on the command line, and the one converter of its values.
-
-A JSON file with options: one object, with one section that has them by name.
-"""
+"""An option: its names in Python, environment, JSON file and command line, and the converter of its values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """What an API dump has on disk, as structs: one line a call, statistics inline, values by name in a shard.
 
-A call on its way from the program to the disk.
-
-Many values in one safetensors file: written whole, read by mapping it into memory.
+A shard is one safetensors file: written whole, read by mapping it into memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""How the values of each dtype lie in a safetensors file, and what numpy calls them.
-
-Values of dtypes that numpy lacks, as the next wider dtype that it has; no value changes.
-
-Bits of a dtype that numpy lacks, from values that were widened for a file; the inverse of `widened`.
-"""
+"""How values of each dtype are kept in safetensors and numpy; dtypes that numpy lacks are widened without loss."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""One op in one safetensors file: its header, written without a copy of the values, and read with checks.
-
-`stats.csv`: one row a tensor, appended as the program runs, read back however it ended.
-
-The constant part of an op's record and rows, encoded once; each execution only formats its numbers.
-"""
+"""One op of a dump in one safetensors file, and its rows of `stats.csv`, readable however the program ended."""
 
 from __future__ import annotations
 

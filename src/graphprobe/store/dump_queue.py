@@ -1,6 +1,6 @@
-"""The thread that writes a dump beside the program, and what waits for it, bounded in bytes.
+"""The thread that writes a dump beside the program; what waits for it is bounded in bytes.
 
-Memory for copies of values, used again: fresh pages cost more than the copy itself.
+Memory for copies of values is used again: fresh pages cost more than the copy itself.
 """
 
 from __future__ import annotations

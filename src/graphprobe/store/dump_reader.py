@@ -1,7 +1,4 @@
-"""A dump on disk, read back from any level of its tree: records in order, values as numpy arrays, statistics.
-
-What the overflow, watch and exception modes of a dump left: `findings.jsonl`, and the documents beside values.
-"""
+"""Reads a dump back from any level of its tree: records in order, values as numpy arrays, statistics, findings."""
 
 from __future__ import annotations
 

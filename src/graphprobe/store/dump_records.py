@@ -1,9 +1,4 @@
-"""The nouns of an op dump, as structs: which op ran, where its values belong, what lies in each slot.
-
-Names of slots: an op's arguments and results, taken apart into tensors and the rest.
-
-Names and folders of a dump: the tree that users of TorchAir know, and the claim of a folder nobody else has.
-"""
+"""The nouns of an op dump, as structs, with the names of its slots, files and folders: TorchAir's tree."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The only builder of paths: which file of a run lies where. All results are relative and use `/`.
 
-Nothing is ever read back out of these names; the manifest and the event lines hold the facts.
-
-The short address of every artifact: `model__0/forward/after:<pass>`, from the facts of its event.
+Nothing is ever read back out of these names; the manifest and the event lines hold the facts. So the short address of
+an artifact, `model__0/forward/after:<pass>`, is made from its event.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What all writers of runs and dumps share: the live manifest, and what happens when something cannot be written.
 
-Of a file that grows by whole lines, what a full disk cut off is taken back.
+If a full disk cuts off a line of a file that grows by whole lines, the rest of the line is taken back.
 """
 
 from __future__ import annotations

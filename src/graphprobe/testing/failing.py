@@ -1,7 +1,4 @@
-"""`pytest --graphprobe`: a failing test that called something compiled is run once more, with those calls diagnosed.
-
-Which tests call something compiled, and the diagnosis of those calls while a test runs once more.
-"""
+"""`pytest --graphprobe`: a failing test that called something compiled is run once more, with those calls diagnosed."""
 
 from __future__ import annotations
 

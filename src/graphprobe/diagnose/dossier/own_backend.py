@@ -1,7 +1,4 @@
-"""Backends and hooks that a program defines itself, as Python text or as an import: a repro can then hold them.
-
-An object of a program as Python text that defines it anew, from the statements of the program that make it.
-"""
+"""Writes backends and hooks that a program defines as Python text or as an import, so that a repro holds them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`REPORT.md`: what is wrong, in the form of pytorch's template for bugs of torch.compile, ready to be posted.
-
-Texts as they can be posted: without the folders of this machine, and logs without what nobody reads.
-"""
+"""Writes `REPORT.md` in the form of PyTorch's template for torch.compile bugs, without folders of this machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`repro.py` in its short form: what a person would write in a bug report, in a few lines that need torch alone.
-
-An FX graph as a plain Python function, as one would write it in a bug report.
-"""
+"""Writes the short `repro.py`: the failing FX graph as a plain Python function, which needs torch alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which op Dynamo got wrong: the calls the program makes uncompiled against those of the graphs that ran instead.
-
-Where tensors differ because of what plain Python computed, or of the branch it took, the Python code is named.
-"""
+"""Finds what Dynamo got wrong, an op or Python code: the calls of the uncompiled program against its graphs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which Python code of the user's computed an argument or a result, or chose the branch that a call is in.
-
-Which statement of the user's makes a side effect: what the source calls or does, with its line.
-"""
+"""Finds the statement of the user's that computed a wrong value, chose the branch or made a side effect."""
 
 from __future__ import annotations
 

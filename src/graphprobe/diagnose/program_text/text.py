@@ -1,8 +1,7 @@
-"""A program as Python that a person can read: definitions as its files have them, values written out.
+"""Writes a program as Python that a person can read: definitions as in their files, nested ones too, and values.
 
-What is needed is found as for the record of a frame (`program`, `values`); here it becomes text instead of JSON.
-
-Functions and classes that were made inside of functions, and what they take from there.
+What the program needs is found as for the record of a frame (`program`, `values`); here it becomes text instead of
+JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Names the kernel of each suspect, by mixing where the outputs of its graph are wrong, and confirms it.
-
-Finds the wrong launches of a compiled graph: run it with a different subset of launches replaced each time.
+"""Names the kernel of each suspect: runs the compiled graph with ever other launches replaced.
 
 A launch is guilty when the outputs are right with it replaced and wrong with every launch replaced but it. As what is
 found stays replaced, the search goes on past the first fault. No graph is compiled for any of this.

@@ -1,7 +1,4 @@
-"""Comes between Dynamo and what it compiles, so that somebody can look at a call before the compiled function is run.
-
-Takes the place of `torch.compile`, so that a program's functions are compiled otherwise than it says.
-"""
+"""Takes the place of `torch.compile`, or comes between it and Dynamo, so that a call is seen before it runs."""
 
 from __future__ import annotations
 

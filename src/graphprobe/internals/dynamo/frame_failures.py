@@ -2,8 +2,6 @@
 
 Nothing happens before a failure. Tracing does not run the program's effects, so the arguments are still what they were
 when the frame began.
-
-Functions and modules that torch has wrapped: what is inside.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Three places of torch are tapped. None of them puts a frame of ours on the stack while Dynamo traces, because Dynamo
 inspects its own stack and logs it.
-
-Finds the expression and the statement that an instruction stands for, by the columns that CPython keeps of it.
 """
 
 from __future__ import annotations

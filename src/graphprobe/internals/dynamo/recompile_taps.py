@@ -1,6 +1,6 @@
-"""Taps on recompilation: what torch itself finds out about the guards that failed, passed on and left as it is.
+"""Taps on recompilation: the guards that failed, as torch finds them, and what their variables were.
 
-What a variable was when a guard on it failed, read without running any code of the program.
+No code of the program runs for that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""torch's own backends by name, and Inductor with the options of a mode.
-
-Backends of a program as torch keeps them: in wrappers, as AOTAutograd's, under names that only the program knows.
-"""
+"""Finds torch's own backends by name, and those of a program inside the wrappers that torch keeps them in."""
 
 from __future__ import annotations
 

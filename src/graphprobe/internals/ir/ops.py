@@ -1,9 +1,7 @@
-"""What Inductor's `ops.*` mean, in plain PyTorch: a handler that runs a whole loop nest at once, over tensors.
+"""Runs Inductor's `ops.*`, reductions, scans and sorts in plain PyTorch: a whole loop nest at once, over tensors.
 
 Loop variables are int64 ranges, one dimension each, that broadcast against each other; a value is a tensor that
 broadcasts to the loop nest. Values carry the dtypes in which Inductor computes: half precisions are float32.
-
-Reductions, scans and sorts over the last dimension, as Inductor's IR means them.
 """
 
 from __future__ import annotations

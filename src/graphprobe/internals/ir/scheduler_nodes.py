@@ -1,6 +1,4 @@
-"""Reads Inductor's scheduler nodes, its configuration and its symbols into neutral records.
-
-A scheduler node in words: what it reads and writes, over which ranges, and its loop body.
+"""Reads Inductor's scheduler nodes, configuration and symbols into neutral records, and writes a node as text.
 
 Inductor's own `debug_str` compiles a Python function for each loop body just to print it; this prints the body's graph
 as it stands, and remembers it, since most bodies are the same before and after fusion.

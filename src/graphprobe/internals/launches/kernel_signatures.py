@@ -1,7 +1,4 @@
-"""The parameters of generated kernels: which are read, which are written, as their declarations in the module say.
-
-Which buffers each launch of a generated wrapper names, by line: read from the module's text.
-"""
+"""Reads from a generated module which kernel parameters are read or written, and which buffers each launch names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What `--logs` asks for: which component at which level, and which artifacts, each into a file of its own.
-
-The names that TORCH_LOGS knows, read from torch's own list without importing torch.
-"""
+"""What `--logs` asks for: components with levels, and artifacts, by names from torch's list, read without torch."""
 
 from __future__ import annotations
 

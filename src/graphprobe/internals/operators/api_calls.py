@@ -1,9 +1,9 @@
 """The private names needed to record API calls: what a call is, and where compiled code begins and ends.
 
-Stands before `torch.autograd.Function.apply`. To torch 2.14 that is a function of Python. A program may have taken
-`MyFunction.apply` long before, bound to this one function: replacing an attribute does not reach it; replacing the code
-of the function does, and keeps its identity. From 2.15 on it is a method in C, whose attribute is replaced; what was
-taken before goes past it.
+`torch.autograd.Function.apply` is a function of Python to torch 2.14. A program may have taken `MyFunction.apply` long
+before, bound to this one function: replacing an attribute does not reach it; replacing the code of the function does,
+and keeps its identity. From 2.15 on it is a method in C, whose attribute is replaced; what was taken before goes past
+it.
 """
 
 from __future__ import annotations

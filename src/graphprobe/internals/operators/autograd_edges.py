@@ -1,8 +1,6 @@
 """The autograd graph around one call: which nodes it made, and on which of their edges the gradients of its inputs lie.
 
 Nothing here keeps a tensor: edges are found by identity while the call runs, and what is left are hooks on nodes.
-
-What surrounds an operator in this thread: the node of the autograd graph, the mode around torch's functions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""What a call target of torch's operator registry is: its namespace, name, overload and argument names.
+"""What a call target of torch's operator registry is, and modes between a piece of code and the operators it runs.
 
-Stands between a piece of code and the operators it runs, above the kernels and below autograd.
-
-Operators that are run for what they do, not for a result: no pass of a compiler drops them.
-
-An effect token would order them among each other, too, but torch 2.13 cannot hand one to the body of a `cond`. So they
-are marked for FX's and Inductor's removal of dead code alone, and keep the order that their inputs give them.
-
-torch's dispatch modes: those that check operators while they run, and the one that runs them without data.
+Operators that run for what they do, not for a result, are dropped by no pass of a compiler. An effect token would order
+them among each other, too, but torch 2.13 cannot hand one to the body of a `cond`. So they are marked for FX's and
+Inductor's removal of dead code alone, and keep the order that their inputs give them.
 """
 
 from __future__ import annotations

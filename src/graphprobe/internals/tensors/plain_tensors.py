@@ -1,14 +1,8 @@
-"""Tensors whose items can be read where they lie, told without giving up the interpreter's lock.
+"""Finds the plain tensor inside one that wraps it (`vmap`, `grad`, DTensor, nested), and whether its items can be read.
 
 `is_neg()` and `is_conj()` give it up for a moment, and a thread that waits for it takes it: the program would stand
 still for as long as that thread likes, at every value that is looked at. What torch notes of a tensor when it saves
 one tells the same, and keeps it.
-
-What a tensor inside `torch.vmap`, `torch.func.grad` and their like really holds.
-
-The plain tensor inside one that wraps it: the part of a DTensor on this rank, the values of a nested tensor.
-
-Which of Dynamo's nodes begin and end a transform of `torch.func`, or wrap a value for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Taps for timing: torch's own timed phases, passes, C++ builds and loads, cache lookups, and the imports between.
-
-How long imports take that happen while something is compiled, or that load the compiler itself.
-
-Nested spans of time, per thread, recorded for little: two clocks are read when one begins and when it ends.
-"""
+"""Taps for timing: torch's timed phases, passes, C++ builds and loads, cache lookups, and imports meanwhile."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Overflow check of an eager program: operators whose result is not finite though all that they read was finite.
+"""Finds operators of an eager program whose result is not finite though all that they read was finite.
 
 Every operator is judged as it runs, forward and backward, by the rules that graphs are judged by. On an accelerator
-each judgement waits for the device, so a step takes longer there.
-
-Which infinities an operator of an eager program makes on purpose: the rules of graphs, for one operator.
-
-Writes each overflow in ptdbg's layout: `Overflow_info_<timestamp>.pkl` and a folder of the same name.
+each judgement waits for the device, so a step takes longer there. An overflow is written in ptdbg's layout,
+`Overflow_info_<timestamp>.pkl` and a folder of the same name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""An API dump from its begin to its end: what is collected now, which step it is, and what becomes of failures.
-
-Paths of modules and names of parameters, found out when a root module is first met.
-
-Where in the program a call stands: frames of torch and of graphprobe are left out.
-"""
+"""An API dump from its begin to its end: the step, modules, parameters and lines of now, and what failed."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 What has been seen already is not looked at again: a tensor is known by its identity, memory and version counter as long
 as it lives, and memory by its address; what the counter does not see (`LEAKS` in `api_names`) is never taken as known.
-
-What keeps a tensor between calls: parameters, buffers and leaves are state; the rest is data, or a result.
-
-Arguments and results of a call, taken apart into tensors and the rest.
+Parameters, buffers and leaves are state; the rest is data, or a result.
 """
 
 from __future__ import annotations

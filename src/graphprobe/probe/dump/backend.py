@@ -1,7 +1,4 @@
-"""The dump as a backend: a compiler's graphs, each run by the engine that the plan names.
-
-The engine that runs a graph node by node in the place of its compiled code, on any backend.
-"""
+"""Dumps as a backend: each graph of a compiler is run by the engine that the plan names."""
 
 from __future__ import annotations
 

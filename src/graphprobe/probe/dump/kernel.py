@@ -1,7 +1,4 @@
-"""The engine that stands between the launches of Inductor's compiled code, which is left as it is.
-
-The launches of a generated wrapper as ops: names to select them by, and which argument goes into which slot.
-"""
+"""Dumps between the launches of Inductor's compiled code, which is left as it is, with each launch as an op."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The observer of overflows: finds the ops that made what is not finite out of what was, and keeps their values.
-
-A script that runs one operator again on the inputs that a dump holds. It needs torch and nothing else.
-"""
+"""Finds the ops that made non-finite values out of finite ones, and writes these with a script that runs one again."""
 
 from __future__ import annotations
 

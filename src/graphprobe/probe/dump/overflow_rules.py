@@ -1,7 +1,4 @@
-"""Who made a value that is not finite: from what lies in an op's inputs and outputs to a verdict.
-
-What the rules look at is taken from tensors; on a device, without waiting for it.
-"""
+"""Decides which op made a non-finite value, from its inputs and outputs; on a device, without waiting for it."""
 
 from __future__ import annotations
 

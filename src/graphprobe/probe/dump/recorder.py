@@ -1,9 +1,4 @@
-"""The observer that writes: values or statistics of the ops that the plan selects.
-
-Statistics that are still good: of memory that no op has written to since they were computed.
-
-The recorder that follows a dump plan across graphs: marks in the model, and ops outside all graphs.
-"""
+"""Writes values or statistics of the ops that the plan selects; unchanged memory is computed once."""
 
 from __future__ import annotations
 

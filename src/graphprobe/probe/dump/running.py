@@ -1,7 +1,4 @@
-"""A dump of this process while the program runs: the session, its models, graphs and ops, and each call of a graph.
-
-An op of a graph is told to observers before and after it has run; the faults of these are kept in.
-"""
+"""A dump while the program runs: session, models, graphs, ops, and their observers, whose faults are kept in."""
 
 from __future__ import annotations
 

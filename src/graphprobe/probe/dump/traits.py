@@ -1,9 +1,8 @@
 """What observers of overflows and of overwritten memory know of an op beforehand, read from the graph or the code.
 
-Which infinities the outputs of an op hold because the program means it: a mask's -inf, an infinite constant.
-
-Read from the graph, not from values. What the program writes as an infinite constant, or as the largest or the lowest
-number of the dtype (`finfo.min`), is followed through the nodes.
+Infinities that the program means are a mask's -inf and infinite constants, read from the graph, not from values. What
+the program writes as an infinite constant, or as the largest or the lowest number of the dtype (`finfo.min`), is
+followed through the nodes.
 """
 
 from __future__ import annotations

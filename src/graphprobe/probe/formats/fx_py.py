@@ -1,7 +1,4 @@
-"""A stand-alone Python file that rebuilds an FX graph node by node, runs it, and compares.
-
-Leaf modules of Dynamo graphs as source: the class, its plain attributes, its tensors and children.
-"""
+"""Writes a stand-alone Python file that rebuilds an FX graph with its leaf modules, runs it, and compares."""
 
 from __future__ import annotations
 

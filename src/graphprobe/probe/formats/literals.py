@@ -1,7 +1,4 @@
-"""Arguments and targets of FX nodes as Python source that means the same in another process.
-
-Shape, stride, dtype and device of a graph's inputs, as literals for a generated script.
-"""
+"""Writes arguments, targets and input metas of FX nodes as Python that means the same in another process."""
 
 from __future__ import annotations
 

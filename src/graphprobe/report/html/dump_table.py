@@ -1,7 +1,4 @@
-"""The calls of a dump: the heat map of their health, and the table with a row a call.
-
-What each call of a dump did to NaN and infinity: made them, passed them on, or neither.
-"""
+"""Shows the calls of a dump, and which made NaN or infinity or passed them on: a heat map and a table."""
 
 from __future__ import annotations
 

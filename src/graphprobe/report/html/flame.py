@@ -1,7 +1,4 @@
-"""The data of the view `flame`: where compile time went, equal stacks of steps merged into one.
-
-The report of a profile of `graphprobe profile`: where compile time went.
-"""
+"""The report of a profile: where compile time went, equal stacks of steps merged into one, for the view `flame`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The data of the view `code`: source, FX graph and kernel side by side, and which lines of them belong together.
-
-What a run launches, graph by graph, in order: the records of `captured_ops.json`, and their table.
-"""
+"""The data of the view `code`: source, FX graph and kernels side by side, with the lines that belong together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A comparison of two dumps as a report: the first divergence, all findings, where the error grows, and every call.
-
-The calls of a comparison: the heat map of their errors, and the table with a row a pair.
-"""
+"""A comparison of two dumps as a report: the first divergence, all findings, where the error grows, and every call."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The report of a diagnosis: what is wrong, where, how sure that is, and how to see it.
-
-The ladder: on which way of running the program the fault appears.
-
-What a dossier shows of one finding: source, graph and kernel side by side, the graph around, the files.
-"""
+"""The report of a diagnosis: what is wrong, on which rung and where, how sure that is, and how to see it."""
 
 from __future__ import annotations
 

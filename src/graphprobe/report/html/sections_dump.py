@@ -1,7 +1,4 @@
-"""A dump as a report: what its observers found, where NaN and infinity begin, and every call with its numbers.
-
-What the overflow, watch and exception modes of a dump found: culprit, line, victim, elements, and how to see it.
-"""
+"""A dump as a report: what its observers found, where NaN and infinity begin, and every call with its numbers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""The report of a run: what was compiled, what the passes did, what breaks and recompiles, where the time went.
-
-The data of the view `passes`: what each pass of each graph took and changed, with the diffs that fit in.
-
-Parts of the report of a run that need no script: graph breaks, recompilations, the graphs.
-
-Source, FX graph and generated code of each graph of a run, side by side, linked by what is launched.
-"""
+"""The report of a run: what was compiled, what the passes did, what breaks and recompiles, where the time went."""
 
 from __future__ import annotations
 

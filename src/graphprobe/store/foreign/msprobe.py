@@ -1,7 +1,4 @@
-"""Reader of msprobe's dumps (`mindstudio-probe`): `dump.json`, `stack.json`, `construct.json`, `dump_tensor_data/`.
-
-What msprobe's `dump.json` says of one argument or result, as slots of a call.
-"""
+"""Reader of msprobe's dumps (`mindstudio-probe`): `dump.json`, `stack.json`, `construct.json`, `dump_tensor_data/`."""
 
 from __future__ import annotations
 
