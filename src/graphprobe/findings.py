@@ -53,7 +53,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)[:-1]
 NOTHING = 1e-30
 """A bound below this is that of a zero, which may become a subnormal number."""
 
-SCHEMA = 1
+DIAGNOSIS_SCHEMA = 1
 """Version of the document of a script."""
 
 MOST_NUMBERS = 6
@@ -415,7 +415,7 @@ class ScriptDocument(msgspec.Struct, kw_only=True):
         unfinished: the script has not come to its end, or something was not looked into for want of time.
     """
 
-    schema: int = SCHEMA
+    schema: int = DIAGNOSIS_SCHEMA
     target: str
     ended: str | None = None
     diagnoses: list[FunctionDiagnosis] = []

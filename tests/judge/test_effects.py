@@ -387,7 +387,7 @@ def test_a_copy_in_the_place_of_the_same_list_is_an_effect() -> None:
 
 
 def test_much_is_cut_and_stays_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effect_walk, "MOST", 50)
+    monkeypatch.setattr(effect_walk, "MOST_LABELS", 50)
     state = State()
     state.items = [[n] for n in range(100)]
     found = snapshot(lambda x: x, ((state,), {}))

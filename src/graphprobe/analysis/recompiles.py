@@ -47,7 +47,7 @@ _OF_A_VARIABLE = frozenset(
 
 _OF_AN_INSTANCE = frozenset({*_OF_A_VARIABLE, "attribute-changed", "length-changed", "keys-changed"})
 
-SCHEMA = 1
+RECOMPILES_SCHEMA = 1
 MAX_CALLERS = 5
 """Calling lines that a group keeps."""
 
@@ -340,7 +340,7 @@ class RecompileReport(msgspec.Struct, kw_only=True):
         notes: what could not be known.
     """
 
-    schema: int = SCHEMA
+    schema: int = RECOMPILES_SCHEMA
     guard_failures: int = 0
     recompilations: int = 0
     allowed: int = 0

@@ -40,7 +40,7 @@ WIDER = {
 
 log = logging.getLogger(__name__)
 
-KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
+FAULT_KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
 IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)
 """Kinds that a gradient outside of AOTAutograd's graphs can have: autograd itself mends a wrong dtype."""
 
@@ -163,8 +163,8 @@ class Faulty:
         error: type[Exception] = PlantedFault,
     ) -> None:
         """Arguments as for `faulty`; `error` is what the kind `compile` raises."""
-        if kind not in KINDS:
-            raise UsageError(f"faulty(kind={kind!r}): there are {', '.join(KINDS)}")
+        if kind not in FAULT_KINDS:
+            raise UsageError(f"faulty(kind={kind!r}): there are {', '.join(FAULT_KINDS)}")
         if where not in ("forward", "backward"):
             raise UsageError(f"faulty(where={where!r}): it takes 'forward' or 'backward'")
         if nth is not None and (type(nth) is not int or nth < 0):

@@ -10,7 +10,7 @@ from typing import IO
 
 import msgspec
 
-from graphprobe.compare.result import SCHEMA, CallResult, Summary
+from graphprobe.compare.result import COMPARISON_SCHEMA, CallResult, Summary
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.schema import UNREADABLE, check_version
@@ -51,7 +51,7 @@ def _document(path: Path) -> tuple[Path, object]:
         raise ArtifactNotFoundError(f"{file} cannot be read: {error.strerror}", hint=_AGAIN) from error
     except UNREADABLE as error:
         raise SchemaError(f"{file} is no JSON: {error}", hint=_AGAIN) from error
-    check_version(document.get("schema") if isinstance(document, dict) else None, SCHEMA, path=file)
+    check_version(document.get("schema") if isinstance(document, dict) else None, COMPARISON_SCHEMA, path=file)
     return file, document
 
 

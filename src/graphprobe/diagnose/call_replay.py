@@ -46,7 +46,7 @@ _DEVICE = re.compile(r"^(torch\.)?device\(|^'(cpu|cuda|npu|xpu|mps|hpu|mlu|musa)
 CHANGED = ("output.input.", "output.kwarg.")
 """How the slots of inputs begin that a call changed in place."""
 
-MOST = 1 << 26
+MOST_ELEMENTS = 1 << 26
 """Elements of one value beyond which a call is not repeated: float64 runs take many times its memory."""
 
 HUGE = 1e30
@@ -341,8 +341,8 @@ def _tensor(dump: CallDump, call: Call, slot: CallSlot) -> torch.Tensor:
     empty = math.prod(slot.meta.shape) == 0
     if (slot.sampled or not slot.value) and not empty:
         raise NotReplayableError(f"{slot.name}: {slot.missing or 'only some of its values were recorded'}")
-    if math.prod(slot.meta.shape) > MOST:
-        raise NotReplayableError(f"{slot.name} has {math.prod(slot.meta.shape)} elements, more than {MOST}")
+    if math.prod(slot.meta.shape) > MOST_ELEMENTS:
+        raise NotReplayableError(f"{slot.name} has {math.prod(slot.meta.shape)} elements, more than {MOST_ELEMENTS}")
     dtype = getattr(torch, slot.meta.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise NotReplayableError(f"this torch has no dtype {slot.meta.dtype}")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from graphprobe.judge.judging import Difference
     from graphprobe.select.step_ranges import StepSelection
 
-MOST = 3
+MOST_SEQUENCES = 3
 """Sequences of calls that are diagnosed for one function."""
 
 MOST_LOOKS = 40
@@ -275,7 +275,7 @@ class _Watcher:
     def _is_wanted(self, past: Past, signature: Any) -> bool:
         if self.options.calls is not None:
             return past.number in self.options.calls
-        return len(past.seen) < MOST and signature not in past.seen
+        return len(past.seen) < MOST_SEQUENCES and signature not in past.seen
 
     def after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Diagnose the first call whose result is not finite, and look at those for which something was compiled."""

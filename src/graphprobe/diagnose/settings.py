@@ -27,6 +27,7 @@ from graphprobe.internals.dynamo.frame_names import calling_line
 from graphprobe.internals.dynamo.torch_backends import registered
 from graphprobe.internals.names import require
 from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
+from graphprobe.store.schema import is_plain_data
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""
@@ -175,7 +176,7 @@ class Changed:
         """Take in one setting."""
         values: dict[str, Any] = getattr(self, package)
         values.pop(name, None)
-        if _plain(value):
+        if is_plain_data(value):
             values[name] = value
             return
         try:
@@ -191,17 +192,9 @@ def changed_settings() -> Changed:
         require(f"torch._{package}", "config", purpose="reading settings")
         for name, value in changed_values(f"torch._{package}.config"):
             ours = name in OURS or "cache" in name
-            if not ours and not (name.startswith("_") and _plain(value)):
+            if not ours and not (name.startswith("_") and is_plain_data(value)):
                 found.add(package, name, value)
     return found
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def versions() -> dict[str, str]:

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 BEFORE_ATEN = ("dynamo", "pre_grad")
 """Stages that work on Dynamo's own graph, whose transforms are not traced through."""
 
-MOST = 4
+MOST_PROOFS = 4
 """Faults proven in one step; the rest are named as unproven."""
 
 
@@ -502,7 +502,7 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
     groups: dict[tuple[str, str, str], list[Suspect]] = {}
     for suspect in suspects:
         groups.setdefault((suspect.stage, suspect.pass_ or suspect.op, suspect.direction), []).append(suspect)
-    for number, group in enumerate(list(groups.values())[:MOST], 1):
+    for number, group in enumerate(list(groups.values())[:MOST_PROOFS], 1):
         if prover.compilation.first and report.findings:
             return
         doing(f"proving suspect {number} of {len(groups)}, {group[0].op}")

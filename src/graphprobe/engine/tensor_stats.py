@@ -18,7 +18,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_backed, is_plain
 from graphprobe.numerics import stats, stats_numpy
-from graphprobe.numerics.item_kinds import KINDS, kind_of, table_address
+from graphprobe.numerics.item_kinds import ITEM_KINDS, kind_of, table_address
 from graphprobe.records import TensorMeta, TensorStats
 
 THREADED_BYTES = 512 * 1024
@@ -26,7 +26,7 @@ THREADED_BYTES = 512 * 1024
 
 _BY_DTYPE: dict[torch.dtype, Kind] = {
     getattr(torch, name): (kind.number, table_address(kind), kind.size)
-    for name, kind in KINDS.items()
+    for name, kind in ITEM_KINDS.items()
     if hasattr(torch, name)  # older releases lack the newest 8-bit and 4-bit formats
 }
 
@@ -52,7 +52,7 @@ def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats
     """Statistics and digest of a CPU tensor, in one pass over its memory.
 
     Args:
-        tensor: any shape and strides, of a dtype of `numerics.item_kinds.KINDS`; a conjugated or negated view counts
+        tensor: any shape and strides, of a dtype of `numerics.ITEM_KINDS`; a conjugated or negated view counts
             with the values it shows. Elements of `float4_e2m1fn_x2` are counted singly, two to a byte.
         threads: at most so many; None: as many as torch uses. It changes the time and no bit of the result.
 

@@ -12,7 +12,7 @@ import msgspec
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
-from graphprobe.report.subject import KINDS, Kind, kind_of
+from graphprobe.report.subject import SUBJECTS, Kind, kind_of
 from graphprobe.store.calls import WithStatistics
 from graphprobe.store.files import check_replaced
 from graphprobe.store.reader import Run
@@ -110,12 +110,12 @@ def forms_of(kind: Kind) -> list[str]:
 
 
 def _cannot(path: str, kind: Kind, form: str) -> UsageError:
-    words = [KINDS[one] for one in FORMS[form].kinds]
+    words = [SUBJECTS[one] for one in FORMS[form].kinds]
     possible = " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
     forms = ", ".join(forms_of(kind)) or "no form; graphprobe report makes a page of it"
     return UsageError(
-        f"{path} is {KINDS[kind]}; {form} is made from {possible}",
-        hint=f"{KINDS[kind]} can be exported to {forms}",
+        f"{path} is {SUBJECTS[kind]}; {form} is made from {possible}",
+        hint=f"{SUBJECTS[kind]} can be exported to {forms}",
     )
 
 

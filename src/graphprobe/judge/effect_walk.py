@@ -69,7 +69,7 @@ names_in: Callable[[type], Mapping[str, Any]] = vars(type)["__dict__"].__get__
 module_of: Callable[[type], Any] = vars(type)["__module__"].__get__
 qualname_of: Callable[[type], str] = vars(type)["__qualname__"].__get__
 
-MOST = 10_000
+MOST_LABELS = 10_000
 """Values that have labels in one snapshot, and as many that only digests see."""
 
 DEPTH = 4
@@ -301,7 +301,7 @@ class Walk:
         self._seen: dict[int, tuple[Any, str]] = {}  # kept alive, so that no other object gets its number
         self._taken: dict[tuple[int, str], Any] = {}
         self._owners: dict[Any, str] = {}
-        self._spare = MOST
+        self._spare = MOST_LABELS
 
     def go_on(self) -> None:
         """Open what has been found, and what comes to light there."""
@@ -323,7 +323,7 @@ class Walk:
         Args:
             shut: an object of an installed package holds it, so that others of such packages are not opened.
         """
-        if len(self.values) >= MOST:
+        if len(self.values) >= MOST_LABELS:
             return
         with contextlib.suppress(Exception):
             leaf = leaf_of(value)

@@ -25,7 +25,7 @@ from graphprobe.internals.tensors.trees import structure_of, tree_leaves
 from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.effects import from_record, to_record
 
-MOST = 10_000
+MOST_VALUES = 10_000
 """Values inside of objects that are looked at."""
 
 PLAIN = (bool, int, float, complex, str, torch.device, torch.dtype, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -51,7 +51,7 @@ def contents_of(result: Any) -> list[Any]:
     edge: deque[tuple[Any, bool]] = deque()
     seen: dict[int, Any] = {}
     leaves = [_leaf(leaf, edge, seen) for leaf in tree_leaves(result)]
-    while edge and len(leaves) < MOST:
+    while edge and len(leaves) < MOST_VALUES:
         inside, public = edge.popleft()
         for value in tree_leaves(inside):
             shown = _leaf(value, edge, seen)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from graphprobe.numerics.item_kinds import KINDS, TABLE, TABLE2, Floats, ItemKind, table_at
+from graphprobe.numerics.item_kinds import ITEM_KINDS, TABLE, TABLE2, Floats, ItemKind, table_at
 
 BLOCK_BYTES = 8192
 STRIPE_BYTES = 64
@@ -33,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 CHUNK_BYTES = 64 * BLOCK_BYTES
 """Read at a time; memory in use is a few times eight times that."""
 
-_BY_NUMBER = {kind.number: kind for kind in KINDS.values()}
+_BY_NUMBER = {kind.number: kind for kind in ITEM_KINDS.values()}
 
 _Result = TypeVar("_Result")
 
@@ -182,7 +182,7 @@ def values_of(data: npt.NDArray[np.uint8], kind: ItemKind, table: Floats | None)
     if table is not None:
         found: Floats = table.reshape(256, -1)[data].reshape(-1)
         return found
-    if kind.number == KINDS["bfloat16"].number:
+    if kind.number == ITEM_KINDS["bfloat16"].number:
         return (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     raw = data.view(kind.codes).astype(np.float64)
     if kind.parts == 1:

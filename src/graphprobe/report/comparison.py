@@ -42,7 +42,7 @@ BASIS = {
     "none": "nothing could be compared",
 }
 
-KINDS = {
+DIFFERENCES_IN_WORDS = {
     "wrong_value": "gives another result than its inputs explain",
     "wrong_gradient": "gives another gradient than its inputs explain",
     "nonfinite": "gives NaN or infinity on one side only",
@@ -221,7 +221,7 @@ def what_is_wrong(finding: WrongCall) -> str:
     other = finding.reference
     if finding.kind == "replaced_call" and other is not None and finding.candidate is not None:
         return f"stands where the reference calls {other.label}"
-    return KINDS[finding.kind]
+    return DIFFERENCES_IN_WORDS[finding.kind]
 
 
 def causes(count: int) -> str:

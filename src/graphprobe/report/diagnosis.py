@@ -40,7 +40,7 @@ VERDICTS: dict[str, tuple[str, Tone, str]] = {
     "undecided": ("UNDECIDED", "warn", "graphprobe could not decide whether compiling changes the results"),
 }
 
-KINDS = {
+FAULTS_IN_WORDS = {
     "wrong_value": "gives wrong numbers",
     "wrong_dtype": "gives numbers of the wrong type (dtype)",
     "wrong_shape": "gives a tensor of the wrong shape",
@@ -205,7 +205,7 @@ def last_bits(diagnosis: Diagnosis) -> list[Content]:
 
 def sentence(finding: Finding) -> str:
     """What goes wrong, in one sentence."""
-    what = KINDS.get(finding.kind, finding.kind)
+    what = FAULTS_IN_WORDS.get(finding.kind, finding.kind)
     what = what if finding.backend is None else what.replace("the compiler itself", "the backend")
     subject = short_op(finding.op) if finding.op else "the program"
     backward = ", in the backward pass" if finding.direction == "backward" and "backward" not in what else ""

@@ -17,7 +17,7 @@ from graphprobe.internals.tensors.trees import tree_map
 
 utils: Any = require("torch._dynamo", "utils", purpose="naming functions of numpy's")
 
-MOST = 3
+MOST_OPS = 3
 """ATen ops that are named of one function."""
 
 WRAPPED = "wrapped_"
@@ -99,4 +99,4 @@ def aten_of(node: Node, args: Any, kwargs: Any) -> list[str]:
         function(*copied(args), **kwargs)
     name = (numpy_name(node) or "").rpartition(".")[2]
     ops = dict.fromkeys(op for op in seen if not op.startswith(("aten.detach", "aten.clone", "aten.lift")))
-    return sorted(ops, key=lambda op: op.split(".")[1] != name)[:MOST]
+    return sorted(ops, key=lambda op: op.split(".")[1] != name)[:MOST_OPS]

@@ -33,7 +33,7 @@ from graphprobe.diagnose.dynamo.python_source import (
 )
 from graphprobe.judge.effect_walk import names_of_code
 
-MOST = 200
+MOST_FUNCTIONS = 200
 """Functions that are looked at."""
 
 CHANGING = frozenset(
@@ -82,7 +82,7 @@ def functions_of(fn: Any) -> list[types.FunctionType]:
     found: list[types.FunctionType] = []
     seen: set[int] = set()
     edge: list[Any] = [fn]
-    while edge and len(found) < MOST:
+    while edge and len(found) < MOST_FUNCTIONS:
         value = edge.pop(0)
         if id(value) in seen:
             continue
@@ -110,7 +110,7 @@ def _leads(value: Any) -> list[Any]:
         kinds = [kind for kind in value.__mro__ if _is_users_class(kind)]
         return [part for kind in kinds for part in vars(kind).values() if _is_code(part)]
     if isinstance(value, (list, tuple)):
-        return [part for part in value[:MOST] if _is_code(part) or _is_users_class(type(part))]
+        return [part for part in value[:MOST_FUNCTIONS] if _is_code(part) or _is_users_class(type(part))]
     if not _is_users_class(type(value)) and not isinstance(value, torch.nn.Module):
         return []
     parts = [*_attributes(value).values(), *(value.children() if isinstance(value, torch.nn.Module) else ())]

@@ -29,7 +29,7 @@ from graphprobe.judge.observation import ObservationRecord, read
 
 CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
 
-MOST = 8
+MOST_CALLS = 8
 """Calls of one function that are tried by themselves."""
 
 
@@ -157,7 +157,7 @@ class _CallsOf(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name == self.op.rpartition(".")[2] and len(self.graphs) < MOST:
+        if name == self.op.rpartition(".")[2] and len(self.graphs) < MOST_CALLS:
             method = getattr(torch.Tensor, name, None) is func
             graph, given = Graph(), list[torch.Tensor]()
 

@@ -31,7 +31,7 @@ from graphprobe.internals.launches.kernel_signatures import kernel_source
 Judge = Callable[[MixedRun], LocalError]
 """Says of a run whether what left the graph is right."""
 
-MOST = 8
+MOST_FAULTS = 8
 """Faults of one graph that are looked for."""
 
 FORMS = ("wrong_dtype", "wrong_shape")
@@ -161,7 +161,7 @@ class _KernelSearch:
                 f"not the text of the loops is to blame, but {loops}how the buffers share memory"
             )
         right = len(self._usable)
-        while right > 0 and len(self.found) < MOST:
+        while right > 0 and len(self.found) < MOST_FAULTS:
             before = self._mixed.runs
             right = bisect_left(range(1, right), True, key=lambda prefix: not self._wrong(prefix))
             self.found.append((self._usable[right], self._mixed.runs - before))

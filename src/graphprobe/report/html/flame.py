@@ -34,7 +34,7 @@ TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functio
 IDS = {"passes": "pass-times"}
 """Titles of the tables, and ids of their sections where these are named otherwise."""
 
-MOST = 40
+MOST_ROWS = 40
 """Rows of a table."""
 
 
@@ -240,7 +240,7 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
         flame_section(tree_from_profile(profile, sources)),
         *(
             Section(IDS.get(name, name), TITLES[name], body=grid, summary=str(counts[name]))
-            for name, grid in grids_of(summary, top=MOST, place=sources.place).items()
+            for name, grid in grids_of(summary, top=MOST_ROWS, place=sources.place).items()
         ),
     ]
     return Report(

@@ -69,16 +69,17 @@ def rendered(content: Content) -> Html:
     return html(_TEMPLATES[type(content)], c=content)
 
 
-def html(template: str, /, **values: object) -> Html:
+def html(text: str, /, **values: object) -> Html:
     """The HTML of a Jinja template. Every value is escaped unless it is `Html`; a name that is missing is an error.
 
     The filter `show` renders content.
     """
-    return Html(_template(template).render(**values))
+    return Html(template(text).render(**values))
 
 
 @cache
-def _template(text: str) -> Template:
+def template(text: str) -> Template:
+    """A template whose values are escaped; `show` makes HTML of content."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["show"] = rendered
     environment.tests["block"] = lambda one: isinstance(one, d.Block | Html | list)

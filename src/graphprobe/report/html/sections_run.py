@@ -61,7 +61,7 @@ MOST_CODE_BYTES = 3 << 20
 AROUND = 4
 """Lines of the program around each that a launch stems from."""
 
-MOST = 60
+MOST_ROWS = 60
 """Cards and rows that are shown; the section says how many more there are."""
 
 MOST_BYTES = 24 << 20
@@ -132,11 +132,11 @@ def breaks_section(report: BreakReport, sources: Sources) -> Section | None:
     if not report.found:
         return None
     own = [row for row in report.breaks if row.inside is None] or report.breaks
-    body: list[Content] = [Cards([_break(row, sources) for row in own[:MOST]])]
-    if (left := len(report.breaks) - len(own[:MOST])) > 0:
-        body.append(Note(f"{left} more, in libraries or beyond {MOST}: graphprobe explain RUN."))
+    body: list[Content] = [Cards([_break(row, sources) for row in own[:MOST_ROWS]])]
+    if (left := len(report.breaks) - len(own[:MOST_ROWS])) > 0:
+        body.append(Note(f"{left} more, in libraries or beyond {MOST_ROWS}: graphprobe explain RUN."))
     entries: list[Content] = []
-    for row in report.own_uncompiled[:MOST]:
+    for row in report.own_uncompiled[:MOST_ROWS]:
         remedy = (" ", Prose(row.remedy)) if row.kind != "break" else ()
         place = _place(row.file, row.line, sources)
         entries.append((Code(row.function), " (", place, "): ", Prose(row.cause), *remedy))
@@ -151,13 +151,13 @@ def recompiles_section(report: RecompileReport, sources: Sources) -> Section | N
         return None
     counts = {(f.file, f.line, f.function): f for f in report.functions}
     cards = []
-    for group in report.groups[:MOST]:
+    for group in report.groups[:MOST_ROWS]:
         function = counts.get((group.file, group.line, group.function))
         versions = ""
         if function is not None and function.versions is not None:
             versions = f"{function.versions} versions" + (f" of at most {function.limit}" if function.limit else "")
         cards.append(_group(group, versions, sources))
-    left = len(report.groups) - MOST
+    left = len(report.groups) - MOST_ROWS
     body: list[Content] = [Cards(cards), Note(f"{left} more: graphprobe recompiles RUN." if left > 0 else "")]
     summary = f"{report.recompilations}, {counted(len(report.groups), 'cause')}"
     return Section("recompiles", "Recompilations", body=body, summary=summary)
@@ -168,7 +168,7 @@ def graphs_section(models: Sequence[Model], sources: Sources) -> Section | None:
     if not models:
         return None
     rows: list[list[Content]] = []
-    for model in models[:MOST]:
+    for model in models[:MOST_ROWS]:
         facts = model.compile
         took = (facts.get("timings_ms") or {}).get("entire_frame")
         guards = facts.get("guards")
@@ -186,7 +186,7 @@ def graphs_section(models: Sequence[Model], sources: Sources) -> Section | None:
                 reason,
             ]
         )
-    left = f"{len(models) - MOST} more are in the run: graphprobe ls RUN." if len(models) > MOST else ""
+    left = f"{len(models) - MOST_ROWS} more are in the run: graphprobe ls RUN." if len(models) > MOST_ROWS else ""
     grid = Grid(("Graph", "Function", "Ops", "Guards", "Time", "Why it was compiled"), rows, (2, 3, 4), left)
     return Section("graphs", "Graphs", body=grid, summary=f"{len(models)} compiled")
 
