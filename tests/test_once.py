@@ -11,6 +11,8 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,47 +40,60 @@ class Verb(NamedTuple):
 
     Attributes:
         owner: the function, in whose module the others that help it are.
-        sign: of a function's name, arguments and body in one line, without its docstring: it does the same.
-        users: functions elsewhere that bear the sign because they call the owner.
+        signs: of a function's text without its docstring, arguments in the first line. One that has all does the same.
+        users: functions elsewhere that have the signs because they call the owner.
     """
 
     owner: Callable[..., Any]
-    sign: str
+    signs: tuple[str, ...]
     users: frozenset[str] = frozenset()
 
 
 ONCE = {
     "hold a call against the uncompiled one": Verb(
         judging.judged,
-        r"\(.*\bReference\b.*\bObservation\b.*\) -> ",
-        frozenset({"judge.bits.bit_differences", "judge.bits._of_call", "diagnose.references.explained"}),
+        (r"\Adef .*\bReference\b.*\) -> ", r"\Adef .*\bObservation\b.*\) -> "),
+        frozenset(
+            {
+                "diagnose.ladder.Ladder.seen_by",
+                "diagnose.references.explained",
+                "diagnose.references.measure",
+                "judge.bits._of_call",
+                "judge.bits.bit_differences",
+            }
+        ),
     ),
-    "blame a stage": Verb(stage_table.stage_of, r"\(.*\bEvidence\b.*\) -> |\bRULES\b.*\bStage\b|\bRule\("),
+    "blame a stage": Verb(
+        stage_table.stage_of, (r"\Adef .*\bEvidence\b.*\) -> ",), frozenset({"diagnose.unexplained._searched"})
+    ),
     "write a diagnosis as JSON": Verb(
-        findings.Diagnosis.to_json, r"(?=.*\b(Finding|Diagnosis)\b).*\b(to_builtins|asdict|__struct_fields__)\b"
+        findings.Diagnosis.to_json,
+        (r"\b(Finding|Diagnosis)\b", r"\b(to_builtins|asdict|__struct_fields__)\b"),
+        frozenset({"cli.commands.diagnose._fields", "diagnose.whole.find_whole"}),
     ),
-    "judge numbers against their noise": Verb(verdict.judge, r"\bVerdict\("),
-    "read a file that torch.save wrote": Verb(torch_file.read_tensor, r"\btorch\.load\(|\bZipFile\("),
-    "fork a process": Verb(after_fork.fork, r"\bos\.fork\("),
-    "say how a child process ended": Verb(forked_child.outcome_of, r"\bOutcome\("),
-    "find a generated module": Verb(inductor_taps.generated_module, r"\bPyCodeCache\b"),
-    "make HTML of a template": Verb(render.template, r"\bEnvironment\("),
-    "see whether a process is alive": Verb(reader.is_alive, r"\bos\.kill\(\w+(\.\w+)*, 0\)"),
+    "judge numbers against their noise": Verb(verdict.judge, (r"\bVerdict\(",)),
+    "read a file that torch.save wrote": Verb(torch_file.read_tensor, (r"\btorch\.load\(|\bZipFile\(",)),
+    "fork a process": Verb(after_fork.fork, (r"\bos\.fork\(",)),
+    "say how a child process ended": Verb(forked_child.outcome_of, (r"\bOutcome\(",)),
+    "find a generated module": Verb(inductor_taps.generated_module, (r"\bPyCodeCache\b",)),
+    "make HTML of a template": Verb(render.template, (r"\bEnvironment\(",)),
+    "see whether a process is alive": Verb(reader.is_alive, (r"\bos\.kill\(\w+(\.\w+)*, 0\)",)),
 }
 """The owner of each verb, for the verbs that have one."""
 
 
-class Function(NamedTuple):
+@dataclass(frozen=True)
+class Function:
     name: str
     """Behind `graphprobe.`: module, class and function."""
 
     tree: ast.FunctionDef
 
-    @property
+    @cached_property
     def text(self) -> str:
         body = body_of(self.tree) or [ast.Pass()]
         bare = ast.FunctionDef(self.name, self.tree.args, body, [], self.tree.returns, lineno=1)
-        return " ".join(ast.unparse(bare).split())
+        return ast.unparse(ast.fix_missing_locations(bare))
 
 
 def body_of(function: ast.FunctionDef) -> list[ast.stmt]:
@@ -103,7 +118,7 @@ def seconds(verb: Verb, functions: Sequence[Function]) -> list[str]:
     """Functions that do what the owner does, outside of its module."""
     home = verb.owner.__module__.removeprefix("graphprobe.") + "."
     others = (one for one in functions if not one.name.startswith(home) and one.name not in verb.users)
-    return [one.name for one in others if re.search(verb.sign, one.text)]
+    return [one.name for one in others if all(re.search(sign, one.text) for sign in verb.signs)]
 
 
 class _Renamed(ast.NodeTransformer):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from graphprobe.diagnose.dossier.environment import environment
 from graphprobe.diagnose.dossier.report import (
     WRONG,
     backends_of,
@@ -18,6 +17,7 @@ from graphprobe.diagnose.dossier.report import (
     title_of,
     trimmed,
 )
+from graphprobe.diagnose.settings import versions
 from graphprobe.findings import Finding, Kind, Rung, Worst
 
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
@@ -244,7 +244,7 @@ RuntimeError: no
 
 
 def test_the_environment_costs_little_and_names_nobody() -> None:
-    found = environment()
+    found = versions()
     assert {"PyTorch version", "Is debug build", "OS", "GCC version", "Python version", "CPU"} <= set(found)
     assert "[pip3] torch==" in found["Versions of relevant libraries"]
     text = "\n".join(found.values())

@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 
 from graphprobe.cli.main import main
 from graphprobe.records import CompilerSettings, Where
-from graphprobe.report.run_diff import diff_runs, verdict
-from graphprobe.report.stage_text import plain_text
+from graphprobe.report.run_diff import diff_runs, plain_text, verdict
 from graphprobe.store import Run, layout
 from store.dump_helpers import new_run
 
