@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.findings import SCHEMA, Diagnosis, ScriptDocument
+from graphprobe.findings import DIAGNOSIS_SCHEMA, Diagnosis, ScriptDocument
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "formats" / "diagnosis.schema.json"
 NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}]}
@@ -22,7 +22,7 @@ def diagnosis_schema() -> dict[str, Any]:
         component.pop("description", None)  # docs/formats/diagnosis.md says what the fields mean
     script = components["ScriptDocument"]["properties"]["schema"]
     script.clear()
-    script["const"] = SCHEMA
+    script["const"] = DIAGNOSIS_SCHEMA
     components["ScriptDocument"]["required"] = ["schema", "target", "diagnoses"]
     numbers = {"Finding": ("local_z", "accumulated_z"), "LargestZ": ("z",), "Worst": ("off",)}
     for name, fields in numbers.items():

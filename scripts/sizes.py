@@ -1,10 +1,11 @@
-"""Measure the sources against the budgets of the house: how large they are, what stands twice, who imports whom.
+"""Measure the sources against the budgets of the house: how large each room is, what is there twice, who imports whom.
 
     python scripts/sizes.py [--all] [--lower]
 
-Each line is a measure, its budget, and what exceeds the budget, by name. The rooms are those of ARCHITECTURE.md. Exits
-with 1 where a measure is above its ceiling in sizes.json; `--lower` lowers the ceilings to what is measured, and raises
-none. `tests/test_sizes.py` holds the same; `tests/test_layers.py` reads imports and rooms with the functions in here.
+sizes.json has for each room the lines and modules that it may have now, its ceiling, and those that it should have, its
+budget. Exits with 1 if a room is above its ceiling, if the ceilings add up to more than their sum in sizes.json, or if
+something is there that should not be. A room's ceiling rises only by lowering another's. `--lower` lowers the ceilings
+and their sum to what is measured. `tests/test_sizes.py` holds the same; `tests/test_layers.py` reads imports with this.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "graphprobe"
@@ -31,6 +33,11 @@ MAX_COMPLEXITY = 15
 MAX_FILES_PER_FOLDER = 25
 MAX_FOLDERS_PER_NAME = 2
 SHOWN = 12
+STEPS = {"lines": 20, "modules": 1}
+"""Ceilings are multiples of these, so that not every change meets them."""
+
+REST = "*"
+"""In the name of a row of sizes.json: the rooms that no row names."""
 
 ROW = re.compile(r"^\| \d+ \| (`.*?`) \|", re.MULTILINE)
 OF_EVERY_FOLDER = frozenset({"__init__.py", "__main__.py"})
@@ -220,13 +227,6 @@ def imports_upwards(modules: Sequence[Module], rows: Sequence[Sequence[str]]) ->
     ]
 
 
-def by_room(modules: Iterable[Module], size: Callable[[Module], int]) -> list[str]:
-    sums: Counter[str] = Counter()
-    for module in modules:
-        sums[room_of(module.name)] += size(module)
-    return [f"{room} {count:,}" for room, count in sums.most_common()]
-
-
 def doubled_classes(modules: Sequence[Module]) -> list[str]:
     """Names of classes that several modules define."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -275,87 +275,123 @@ def complex_functions(folder: Path) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
-    """One figure of the house.
+class Size:
+    """How large some rooms are.
 
     Attributes:
-        name: what is counted.
+        rooms: their names, as sizes.json has them.
+        unit: `lines` or `modules`.
         value: how many there are.
-        budget: how many there may be.
-        places: what makes it up, by name.
-        step: its ceiling is a multiple of this, so that not every change meets it.
+        ceiling: how many there may be until the budget is reached.
+        budget: how many there should be.
     """
 
-    name: str
+    rooms: str
+    unit: str
     value: int
+    ceiling: int
     budget: int
-    places: list[str]
-    step: int = 1
 
-    def lowered(self, ceiling: int | None) -> int:
-        """The next ceiling, which is no higher than `ceiling`."""
-        rounded = -(-self.value // self.step) * self.step
-        return max(self.budget, rounded if ceiling is None else min(rounded, ceiling))
-
-
-def counted(name: str, places: list[str]) -> Measure:
-    """A measure of what should not be there at all."""
-    return Measure(name, len(places), 0, places)
+    @property
+    def lowered(self) -> int:
+        """The next ceiling, which is no higher than this one."""
+        step = STEPS[self.unit]
+        return min(self.ceiling, max(self.budget, -(-self.value // step) * step))
 
 
-def measures(modules: Sequence[Module], *, package: Path = PACKAGE) -> list[Measure]:
-    """All figures of a package, in the order in which they are printed."""
-    lines = {module.name: len(module.text.splitlines()) for module in modules}
+class Limits(TypedDict):
+    """What sizes.json has: of each row of rooms (ceiling, budget) by unit, and the sum of the ceilings by unit."""
+
+    rooms: dict[str, dict[str, tuple[int, int]]]
+    sum: dict[str, int]
+
+
+def limits() -> Limits:
+    found: Limits = json.loads(CEILINGS.read_text(encoding="utf-8"))
+    return found
+
+
+def sizes(modules: Sequence[Module], rows: dict[str, dict[str, tuple[int, int]]]) -> list[Size]:
+    """How large the rooms of each row are, in the order of the rows."""
+    row_of = {room: row for row in rows for room in row.split(", ")}
+    values: Counter[tuple[str, str]] = Counter()
+    for module in modules:
+        row = row_of.get(room_of(module.name), row_of[REST])
+        values.update({(row, "lines"): len(module.text.splitlines()), (row, "modules"): 1})
     return [
-        Measure("source lines", sum(lines.values()), 60_000, by_room(modules, lambda m: lines[m.name]), step=1000),
-        Measure("modules", len(modules), 350, by_room(modules, lambda _: 1), step=10),
-        counted("class names that stand for two things", doubled_classes(modules)),
-        counted("file names in more than two folders", common_file_names(modules)),
-        counted("folders of more than 25 modules", full_folders(modules)),
-        counted("import circles, annotations included", import_circles(modules)),
-        counted("imports upwards", imports_upwards(modules, layers())),
-        counted("functions over 60 lines", long_functions(modules)),
-        counted("functions of complexity over 15", complex_functions(package)),
+        Size(row, unit, values[row, unit], *limit) for row, by_unit in rows.items() for unit, limit in by_unit.items()
     ]
 
 
-def ceilings() -> dict[str, int]:
-    """How many of each there may be until the budgets are reached: no more than there were."""
-    return {name: int(value) for name, value in json.loads(CEILINGS.read_text(encoding="utf-8")).items()}
-
-
-def above(found: Iterable[Measure], limits: dict[str, int]) -> list[str]:
-    """The measures that are above their ceiling, in words."""
-    return [
-        f"{measure.name}: {measure.value:,}, and {limits[measure.name]:,} is the ceiling (scripts/sizes.json); "
-        f"see `make sizes`"
-        for measure in found
-        if measure.value > limits[measure.name]
+def too_large(found: Sequence[Size], sums: dict[str, int]) -> list[str]:
+    """The rooms that are above their ceilings, and ceilings above their sum, in words."""
+    faults = [
+        f"{size.rooms}: {size.value:,} {size.unit}, and {size.ceiling:,} is the ceiling (scripts/sizes.json); "
+        "it rises only by lowering another room's"
+        for size in found
+        if size.value > size.ceiling
     ]
+    for unit, most in sums.items():
+        ceilings = sum(size.ceiling for size in found if size.unit == unit)
+        if ceilings > most:
+            faults.append(f"the ceilings of the rooms add up to {ceilings:,} {unit}, and {most:,} is their sum")
+    return faults
+
+
+def lowered(found: Sequence[Size]) -> Limits:
+    """The limits with each ceiling lowered, and the sums that follow."""
+    rows: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+    sums: Counter[str] = Counter()
+    for size in found:
+        rows[size.rooms][size.unit] = (size.lowered, size.budget)
+        sums[size.unit] += size.lowered
+    return {"rooms": dict(rows), "sum": dict(sums)}
+
+
+def unwanted(modules: Sequence[Module], *, package: Path = PACKAGE) -> dict[str, list[str]]:
+    """What should not be there at all, by what it is."""
+    return {
+        "class names that stand for two things": doubled_classes(modules),
+        "file names in more than two folders": common_file_names(modules),
+        "folders of more than 25 modules": full_folders(modules),
+        "import circles, annotations included": import_circles(modules),
+        "imports upwards": imports_upwards(modules, layers()),
+        "functions over 60 lines": long_functions(modules),
+        "functions of complexity over 15": complex_functions(package),
+    }
+
+
+def text_of(limits: Limits) -> str:
+    """sizes.json, with a row of rooms in a line."""
+    rows = (f"  {json.dumps(row)}: {json.dumps(by_unit)}" for row, by_unit in limits["rooms"].items())
+    return '{\n "rooms": {\n' + ",\n".join(rows) + f'\n }},\n "sum": {json.dumps(limits["sum"])}\n}}\n'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help=f"name all that exceeds a budget, not the first {SHOWN}")
+    parser.add_argument("--all", action="store_true", help=f"name all that should not be there, not the first {SHOWN}")
     parser.add_argument("--lower", action="store_true", help="lower the ceilings in sizes.json to what is measured")
     options = parser.parse_args(arguments)
-    found = measures(modules_of())
-    limits = ceilings()
-    for measure in found:
-        state = "within" if measure.value <= measure.budget else f"{measure.value - measure.budget:,} over"
-        print(f"{measure.value:>7,}  {measure.name}  (budget {measure.budget:,}: {state})")
-        if measure.value > measure.budget:
-            shown = measure.places if options.all else measure.places[:SHOWN]
-            print(*(f"           {place}" for place in shown), sep="\n")
-            if len(shown) < len(measure.places):
-                print(f"           … {len(measure.places) - len(shown)} more; --all names them")
+    modules = modules_of()
+    known = limits()
+    found = sizes(modules, known["rooms"])
+    print(f"{'':<41}{'now':>8}{'ceiling':>9}{'budget':>9}")
+    for unit in STEPS:
+        of_unit = [size for size in found if size.unit == unit]
+        whole = Size("all", unit, *(sum(getattr(s, name) for s in of_unit) for name in ("value", "ceiling", "budget")))
+        for size in (*of_unit, whole):
+            print(f"{size.rooms[:32]:<32} {size.unit:<8}{size.value:>8,}{size.ceiling:>9,}{size.budget:>9,}")
+    faults = too_large(found, known["sum"])
+    for name, places in unwanted(modules).items():
+        print(f"{len(places):>7,}  {name}")
+        shown = places if options.all else places[:SHOWN]
+        print(*(f"         {place}" for place in shown), sep="\n", end="\n" if shown else "")
+        faults += [f"{name}: {len(places)}"] * bool(places)
     if options.lower:
-        lowered = {measure.name: measure.lowered(limits.get(measure.name)) for measure in found}
-        CEILINGS.write_text(json.dumps(lowered, indent=1) + "\n", encoding="utf-8")
+        CEILINGS.write_text(text_of(lowered(found)), encoding="utf-8")
         return 0
-    worse = above(found, limits)
-    print(*worse, sep="\n", end="\n" if worse else "")
-    return 1 if worse else 0
+    print(*faults, sep="\n", end="\n" if faults else "")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -119,9 +119,50 @@ def test_message_page_is_complete(path: Path) -> None:
         assert heading in text
 
 
+DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+ASSIGNMENT = ast.Assign | ast.AnnAssign | ast.AugAssign
+
+
+def names_in(node: ast.AST | None, context: type[ast.expr_context]) -> set[str]:
+    nodes = ast.walk(node) if node is not None else ()
+    return {found.id for found in nodes if isinstance(found, ast.Name) and isinstance(found.ctx, context)}
+
+
+def late_constants(tree: ast.Module) -> list[str]:
+    """Assignments behind the first definition of a module; a value that needs a definition, or such a value, may be."""
+    defined: set[str] = set()
+    found: list[str] = []
+    for node in tree.body:
+        if isinstance(node, DEFINITION):
+            defined.add(node.name)
+        elif isinstance(node, ASSIGNMENT) and defined:
+            names = names_in(node, ast.Store)
+            if (names_in(node.value, ast.Load) | (names if isinstance(node, ast.AugAssign) else set())) & defined:
+                defined |= names
+            else:
+                found.append(f"{node.lineno}: {', '.join(sorted(names))}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "late"),
+    [
+        ("A = 1\ndef f(): ...", []),
+        ("def f(): ...\nA = 1", ["2: A"]),
+        ("class C: ...\nlog = logging.getLogger(__name__)", ["2: log"]),
+        ("def f(): ...\nA = f()\nB: int = A + 1\nB += 1\nC = B", []),
+        ("def f(): ...\nA: C = 1\nclass C: ...\nA, B = 1, 2", ["2: A", "4: A, B"]),
+    ],
+)
+def test_what_a_late_constant_is(text: str, late: list[str]) -> None:
+    assert late_constants(ast.parse(text)) == late
+
+
 @pytest.mark.slow
-def test_every_module_has_a_docstring(modules: list[Any]) -> None:
-    assert [module.name for module in modules if not (ast.get_docstring(module.tree) or "").strip()] == []
+def test_modules_begin_with_a_sentence_then_constants_and_loggers_then_definitions(modules: list[Any]) -> None:
+    first = {module.name: (ast.get_docstring(module.tree) or "").partition("\n\n")[0] for module in modules}
+    assert [name for name, line in first.items() if "\n" in line or not line.endswith(".")] == []
+    assert [f"{module.name}:{late}" for module in modules for late in late_constants(module.tree)] == []
 
 
 def test_constraints_pin_what_pyproject_asks_for() -> None:

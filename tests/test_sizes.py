@@ -1,12 +1,13 @@
-"""`scripts/sizes.py`: no measure is above its ceiling, and each of them sees what it is to count."""
+"""`scripts/sizes.py`: no room is above its ceiling, nothing is there that should not be, and each measure can fail."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import module_at
+from conftest import ROOT, module_at
 
 sizes = module_at("scripts", "sizes.py")
 ROWS = (("low",), ("middle",), ("high",))
@@ -23,23 +24,46 @@ def package(folder: Path, **files: str) -> list[Any]:
 
 
 @pytest.mark.always
-def test_no_measure_is_above_its_ceiling() -> None:
-    found = sizes.measures(sizes.modules_of())
-    assert {measure.name for measure in found} == set(sizes.ceilings())
-    assert sizes.above(found, sizes.ceilings()) == []
+def test_no_room_is_above_its_ceiling_and_nothing_is_there_that_should_not_be() -> None:
+    limits, modules = sizes.limits(), sizes.modules_of()
+    assert sizes.too_large(sizes.sizes(modules, limits["rooms"]), limits["sum"]) == []
+    assert {name: places for name, places in sizes.unwanted(modules).items() if places} == {}
 
 
-def test_what_is_above_its_ceiling_is_told() -> None:
-    measure = sizes.counted("imports upwards", ["a imports b", "c imports d"])
-    assert sizes.above([measure], {"imports upwards": 2}) == []
-    [told] = sizes.above([measure], {"imports upwards": 1})
-    assert "imports upwards: 2, and 1 is the ceiling" in told
+def test_the_sum_is_no_higher_than_the_decision_record_has_it() -> None:
+    record = (ROOT / "docs" / "decisions" / "0014-line-budget.md").read_text("utf-8")
+    [*_, (lines, modules)] = re.findall(r"^\| [\d-]+ \| ([\d,]+) \| (\d+) \|", record, flags=re.M)
+    sums = sizes.limits()["sum"]
+    assert sums["lines"] <= int(lines.replace(",", "")) and sums["modules"] <= int(modules)
 
 
-def test_ceilings_are_lowered_and_never_raised() -> None:
-    lines = sizes.Measure("source lines", 71_001, 60_000, [], step=1000)
-    assert [lines.lowered(ceiling) for ceiling in (None, 80_000, 71_500, 65_000)] == [72_000, 72_000, 71_500, 65_000]
-    assert sizes.Measure("source lines", 100, 60_000, [], step=1000).lowered(72_000) == 60_000
+def rows_of(**ceilings: int) -> dict[str, dict[str, tuple[int, int]]]:
+    """Rows whose rooms may have so many lines, and should have 2."""
+    return {row: {"lines": (ceiling, 2)} for row, ceiling in ceilings.items()}
+
+
+def test_a_room_rises_only_by_lowering_another(tmp_path: Path) -> None:
+    found = package(tmp_path, low__a="1\n2\n3", middle__b="1\n", high__c="1\n2\n", other="1\n")
+
+    def faults(**ceilings: int) -> list[str]:
+        rows = {"low": ceilings["low"], "middle, high": ceilings["both"], "*": ceilings["rest"]}
+        faults: list[str] = sizes.too_large(sizes.sizes(found, rows_of(**rows)), {"lines": 8})
+        return faults
+
+    assert faults(low=3, both=3, rest=2) == []
+    [above] = faults(low=2, both=3, rest=2)
+    assert above.startswith("low: 3 lines, and 2 is the ceiling")
+    assert faults(low=4, both=3, rest=2) == ["the ceilings of the rooms add up to 9 lines, and 8 is their sum"]
+    assert faults(low=4, both=3, rest=1) == []
+
+
+def test_ceilings_and_their_sum_are_lowered_and_never_raised() -> None:
+    sizes_of = [sizes.Size(room, "lines", 101, ceiling, 70) for room, ceiling in (("a", 500), ("b", 110), ("c", 90))]
+    sizes_of += [sizes.Size("a", "lines", 10, 500, 70), sizes.Size("a", "modules", 7, 9, 5)]
+    assert [size.lowered for size in sizes_of] == [120, 110, 90, 70, 7]
+    limits = sizes.lowered(sizes_of[1:])
+    assert limits["sum"] == {"lines": 270, "modules": 7}
+    assert json.loads(sizes.text_of(limits)) == json.loads(json.dumps(limits))
 
 
 def test_classes_and_files_of_one_name(tmp_path: Path) -> None:

@@ -17,6 +17,12 @@ EXIT_UNDECIDED = 125
 
 _HINT = "hint: "
 
+COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\n +\d+ \| +(?P<line>.+))?")
+"""What a C++ compiler says of an error, and the line that it quotes below."""
+
+COMPILING = re.compile(r"_compile_fx_inner|convert_frame\.py|compile_to_module|_compile_fx_main|fx_codegen_and_compile")
+"""In a stack: something was being compiled."""
+
 
 class GraphprobeError(Exception):
     """Base of all graphprobe errors.
@@ -134,13 +140,6 @@ class UnsupportedTorchError(GraphprobeError):
 
 class GraphprobeWarning(UserWarning):
     """Something the user should know about what was, or could not be, collected."""
-
-
-COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\n +\d+ \| +(?P<line>.+))?")
-"""What a C++ compiler says of an error, and the line that it quotes below."""
-
-COMPILING = re.compile(r"_compile_fx_inner|convert_frame\.py|compile_to_module|_compile_fx_main|fx_codegen_and_compile")
-"""In a stack: something was being compiled."""
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,6 @@ Kind = Literal[
     "not_bitwise",
 ]
 
-
-def kind_of_death(signal: str | None) -> Kind:
-    """The kind of a process's end: by its time limit (None), by `SIGABRT`, which is what uncaught C++ exceptions and
-    failed assertions raise, or by another signal."""
-    if signal is None:
-        return "hang"
-    return "crash_runtime" if signal == "SIGABRT" else "segfault"
-
-
 Stage = Literal[
     "dynamo",
     "backend",
@@ -56,15 +47,31 @@ Stage = Literal[
     "unknown",
 ]
 
+STAGES: tuple[Stage, ...] = get_args(Stage)[:-1]
+"""From the first to the last."""
+
+NOTHING = 1e-30
+"""A bound below this is that of a zero, which may become a subnormal number."""
+
+DIAGNOSIS_SCHEMA = 1
+"""Version of the document of a script."""
+
+MOST_NUMBERS = 6
+"""Of calls that are listed."""
+
+
+def kind_of_death(signal: str | None) -> Kind:
+    """The kind of a process's end: by its time limit (None), by `SIGABRT`, which is what uncaught C++ exceptions and
+    failed assertions raise, or by another signal."""
+    if signal is None:
+        return "hang"
+    return "crash_runtime" if signal == "SIGABRT" else "segfault"
+
 
 def told_more(reason: str, more: str) -> str:
     """A reason with one more sentence behind it."""
     end = "" if not reason or reason.endswith((".", "!", "?")) else "."
     return f"{reason}{end} {more}".strip()
-
-
-STAGES: tuple[Stage, ...] = get_args(Stage)[:-1]
-"""From the first to the last."""
 
 
 class Worst(msgspec.Struct, kw_only=True, frozen=True):
@@ -87,10 +94,6 @@ class Worst(msgspec.Struct, kw_only=True, frozen=True):
     legitimate: float | None = None
     wrong: int = 1
     of: int = 1
-
-
-NOTHING = 1e-30
-"""A bound below this is that of a zero, which may become a subnormal number."""
 
 
 def expected_in_words(worst: Worst) -> tuple[str, str]:
@@ -400,13 +403,6 @@ def extent_in_words(calls: Sequence[CallsLookedAt]) -> str:
     return f" on {sum(len(one.looked_at) for one in calls)} of {sum(one.calls for one in calls)} calls"
 
 
-SCHEMA = 1
-"""Version of the document of a script."""
-
-MOST_NUMBERS = 6
-"""Of calls that are listed."""
-
-
 class ScriptDocument(msgspec.Struct, kw_only=True):
     """What `graphprobe diagnose --json` writes for a script.
 
@@ -419,7 +415,7 @@ class ScriptDocument(msgspec.Struct, kw_only=True):
         unfinished: the script has not come to its end, or something was not looked into for want of time.
     """
 
-    schema: int = SCHEMA
+    schema: int = DIAGNOSIS_SCHEMA
     target: str
     ended: str | None = None
     diagnoses: list[FunctionDiagnosis] = []

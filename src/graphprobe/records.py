@@ -18,6 +18,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Direction = Literal["pre_grad", "joint", "forward", "backward"]
 Kind = Literal["graph", "pass", "ir", "code", "ops", "compile", "inputs", "outputs", "log", "failure", "note"]
 
+Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+"""Of a call, a size or a count; a file in which it is larger is damaged."""
+
 
 def keep_on_one_line(record: msgspec.Struct, *fields: str) -> None:
     """Spell out the line ends in names of a record: one from a file of somebody else could forge a line of output."""
@@ -253,10 +256,6 @@ class CompilerSettings(msgspec.Struct):
     schema: Int64 = 1
     torch: str = ""
     settings: dict[str, str] = {}
-
-
-Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
-"""Of a call, a size or a count; a file in which it is larger is damaged."""
 
 
 class TensorMeta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -12,7 +12,7 @@ import torch._functorch.config as functorch_config
 from backends.programs_debug import run, same
 from conftest import Finished
 from graphprobe import backends
-from graphprobe.backends.faulty import KINDS, Faulty, PlantedFault, faulty
+from graphprobe.backends.faulty import FAULT_KINDS, Faulty, PlantedFault, faulty
 from graphprobe.errors import GraphprobeWarning, UsageError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
@@ -112,7 +112,7 @@ def test_alias_overwrites_the_operand() -> None:
 
 @pytest.mark.parametrize("inner", ["eager", "aot_eager", "aot_eager_decomp_partition", backends.get("aot_eager")])
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_silent_control(kind: str, where: str, inner: Any) -> None:
     try:
         backend = faulty(op="sin", kind=kind, where=where, inner=inner)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.searches.blame import MOST, graphs_of_calls
+from graphprobe.diagnose.searches.blame import MOST_CALLS, graphs_of_calls
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -31,7 +31,7 @@ def test_which_calls_are_made_again() -> None:
     generator = torch.Generator()
     first, second = graphs("torch.Tensor.add_", lambda x: x.clone().add_(1).add_(1))
     assert torch.equal(first, X + 1) and torch.equal(second, X + 2), "values are those before the call"
-    assert len(graphs("torch.neg", lambda x: [torch.neg(x) for _ in range(MOST + 3)])) == MOST
+    assert len(graphs("torch.neg", lambda x: [torch.neg(x) for _ in range(MOST_CALLS + 3)])) == MOST_CALLS
     assert graphs("torch.sigmoid") == [], "the program does not call it"
     assert graphs("torch.randn", lambda x: torch.randn(3, generator=generator) + x) == [], "no graph takes that"
     failing = Program(lambda x: torch.add(x, 1) + torch.add(x, torch.ones(7)), [((X,), {})])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graphprobe.diagnose.dossier import report as dossier
-from graphprobe.diagnose.dossier.environment import environment
+from graphprobe.diagnose.settings import versions
 from graphprobe.findings import Finding, Kind, Rung, Worst
 
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
@@ -219,7 +219,7 @@ def test_of_several_threads_the_main_one_stays_from_its_innermost_frame_on() -> 
 
 
 def test_the_environment_costs_little_and_names_nobody() -> None:
-    found = environment()
+    found = versions()
     assert {"PyTorch version", "Is debug build", "OS", "GCC version", "Python version", "CPU"} <= set(found)
     assert "[pip3] torch==" in found["Versions of relevant libraries"]
     text = "\n".join(found.values())

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from engine.stats_tensors import DTYPES, random_bits
 from graphprobe.engine.tensor_stats import stats_of
 from graphprobe.errors import UsageError
-from graphprobe.numerics import KINDS, TABLES, native
+from graphprobe.numerics import ITEM_KINDS, TABLES, native
 
 TORCH_DTYPES = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 TORCH_NAMES = {str(dtype).removeprefix("torch.") for dtype in TORCH_DTYPES}
@@ -23,7 +23,7 @@ def test_every_dtype_of_torch_that_has_values_is_known() -> None:
     whole = {"int16", "uint16", "int32", "uint32", "int64", "uint64"}
     packed_or_quantised = {name for name in TORCH_NAMES if name.startswith(("qint", "quint", "bits"))}
     experimental = {"bcomplex32"}  # of torch 2.15, which warns of it; docs/versions.md
-    assert set(KINDS) & TORCH_NAMES == TORCH_NAMES - (shells - whole) - packed_or_quantised - experimental
+    assert set(ITEM_KINDS) & TORCH_NAMES == TORCH_NAMES - (shells - whole) - packed_or_quantised - experimental
 
 
 @pytest.mark.parametrize("name", [n for n in TABLES if n.startswith("float8") and n in TORCH_NAMES])

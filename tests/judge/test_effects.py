@@ -382,7 +382,7 @@ def test_what_is_another_object() -> None:
 
 
 def test_much_is_cut_and_stays_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effect_walk, "MOST", 50)
+    monkeypatch.setattr(effect_walk, "MOST_LABELS", 50)
     state = State()
     state.items = [[n] for n in range(100)]
     found = snapshot(lambda x: x, ((state,), {}))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from graphprobe.diagnose.program import Program
-from graphprobe.judge.observation import MOST, contents_of, plain_parts, reachable_modules
+from graphprobe.judge.observation import MOST_VALUES, contents_of, plain_parts, reachable_modules
 
 
 class Marked(torch.Tensor):
@@ -67,9 +67,9 @@ def test_cycles_shared_parts_and_endless_objects_end() -> None:
     again = Out([out, out])
     assert sum(isinstance(value, torch.Tensor) for value in contents_of(again)) == 1
     chain = Out(torch.ones(1))
-    for _ in range(2 * MOST):
+    for _ in range(2 * MOST_VALUES):
         chain = Out(chain)
-    assert len(contents_of(chain)) <= MOST + 1
+    assert len(contents_of(chain)) <= MOST_VALUES + 1
 
 
 def test_tensors_that_are_no_view_of_memory() -> None:

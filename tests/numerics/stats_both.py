@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from graphprobe.numerics import native, stats_numpy
-from graphprobe.numerics.item_kinds import KINDS, table_address
+from graphprobe.numerics.item_kinds import ITEM_KINDS, table_address
 from graphprobe.records import TensorStats
 
 needs_native = pytest.mark.skipif(native.core is None, reason=f"native core {native.missing}")
@@ -60,7 +60,7 @@ def stats_by(
     threads: int = 1,
 ) -> TensorStats:
     """Statistics of the bytes of `raw` as items of `dtype`, by the fallback or the loops of an instruction set."""
-    kind = KINDS[dtype]
+    kind = ITEM_KINDS[dtype]
     shape = (raw.nbytes // kind.size,) if shape is None else shape
     given = (TensorStats, raw.ctypes.data, kind.number, shape, strides, threads, table_address(kind))
     if implementation == "fallback":

@@ -15,13 +15,13 @@ from hypothesis.extra import numpy as hnp
 
 from graphprobe.errors import UsageError
 from graphprobe.numerics import native, pair, pair_numpy
-from graphprobe.numerics.item_kinds import KINDS
+from graphprobe.numerics.item_kinds import ITEM_KINDS
 from graphprobe.numerics.pair import PairStats, coarser, compare_pairs
 from numerics.stats_both import instruction_set, needs_native, random_bytes
 
 Array = npt.NDArray[Any]
 LENGTHS = (0, 1, 8, 9, 1024, 1025, 65_537 + 2000)
-REAL = sorted(name for name in KINDS if name != "float4_e2m1fn_x2" and not name.startswith("complex"))
+REAL = sorted(name for name in ITEM_KINDS if name != "float4_e2m1fn_x2" and not name.startswith("complex"))
 
 
 @contextmanager
@@ -140,8 +140,8 @@ def test_definitions(implementation: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
 def test_neighbours_are_one_ulp_apart(implementation: str, dtype: str) -> None:
-    codes = np.arange(1, 0x77, dtype=f"uint{8 * KINDS[dtype].size}")
-    step = (codes * (1 << (8 * KINDS[dtype].size - 8))).astype(codes.dtype)
+    codes = np.arange(1, 0x77, dtype=f"uint{8 * ITEM_KINDS[dtype].size}")
+    step = (codes * (1 << (8 * ITEM_KINDS[dtype].size - 8))).astype(codes.dtype)
     for begin in (codes, step):
         options = {"candidate_dtype": dtype, "reference_dtype": dtype}
         found = compare(implementation, begin, begin + begin.dtype.type(1), **options)
@@ -154,8 +154,8 @@ def test_native_equals_fallback_on_any_bits(instructions: str, dtype: str) -> No
     """Exactly: NaN, infinities and subnormal numbers among them, against the same dtype and against others."""
     for length in LENGTHS:
         for other in (dtype, "float32", "bfloat16"):
-            sides = [random_bytes(length * KINDS[name].size, seed) for name, seed in ((dtype, length), (other, 1))]
-            c, r = (raw.view(f"u{KINDS[name].size}") for raw, name in zip(sides, (dtype, other), strict=True))
+            sides = [random_bytes(length * ITEM_KINDS[name].size, seed) for name, seed in ((dtype, length), (other, 1))]
+            c, r = (raw.view(f"u{ITEM_KINDS[name].size}") for raw, name in zip(sides, (dtype, other), strict=True))
             options: dict[str, Any] = {"candidate_dtype": dtype, "reference_dtype": other, "floor": 1e-3}
             assert repr(compare(instructions, c, r, **options)) == repr(compare("fallback", c, r, **options)), length
 
@@ -167,7 +167,7 @@ def test_native_equals_fallback_on_any_bits(instructions: str, dtype: str) -> No
 def test_every_instruction_set_equals_the_fallback(
     instructions: str, data: st.DataObject, dtype: str, limit: float
 ) -> None:
-    values = hnp.arrays(dtype, st.integers(0, 60), elements=st.floats(width=8 * KINDS[dtype].size))  # type: ignore[call-overload]
+    values = hnp.arrays(dtype, st.integers(0, 60), elements=st.floats(width=8 * ITEM_KINDS[dtype].size))  # type: ignore[call-overload]
     block = data.draw(values)
     c = np.tile(block, data.draw(st.integers(1, 40)))
     r = c.copy()

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from graphprobe.errors import UsageError
 from graphprobe.numerics import native, stats_numpy
-from graphprobe.numerics.item_kinds import KINDS
+from graphprobe.numerics.item_kinds import ITEM_KINDS
 from graphprobe.numerics.stats import stats_from_array, stats_from_memory
 from graphprobe.records import TensorStats
 from numerics.stats_both import (
@@ -41,10 +41,13 @@ def test_by_hand(implementation: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64"])
 def test_without_a_finite_element(implementation: str, dtype: str) -> None:
-    for x in (np.array([], dtype=KINDS[dtype].codes), np.array([np.nan, np.inf] * 40, dtype=KINDS[dtype].codes)):
+    for x in (
+        np.array([], dtype=ITEM_KINDS[dtype].codes),
+        np.array([np.nan, np.inf] * 40, dtype=ITEM_KINDS[dtype].codes),
+    ):
         found = stats_by(implementation, x, dtype)
         assert found.min is found.max is found.mean is found.std is found.l2 is None
-        assert found.count == len(x) // KINDS[dtype].parts
+        assert found.count == len(x) // ITEM_KINDS[dtype].parts
 
 
 @given(
@@ -81,18 +84,18 @@ def test_definitions_in_float64(implementation: str, values: list[float], repeat
 
 
 def ordinary(dtype: str, length: int) -> npt.NDArray[Any]:
-    values = np.random.default_rng(length).normal(1.0, 2.0, length * KINDS[dtype].parts)
+    values = np.random.default_rng(length).normal(1.0, 2.0, length * ITEM_KINDS[dtype].parts)
     values[::5] = 0.0
     with np.errstate(invalid="ignore"):
-        return values.astype(KINDS[dtype].codes)
+        return values.astype(ITEM_KINDS[dtype].codes)
 
 
-@pytest.mark.parametrize("dtype", sorted(KINDS))
+@pytest.mark.parametrize("dtype", sorted(ITEM_KINDS))
 def test_native_equals_fallback(instructions: str, dtype: str) -> None:
     """On any bits, and on ordinary numbers with zeros among them."""
     ordinary_ones = ("float32", "float64", "float16", "complex128", "int64", "float8_e5m2")
     for length in LENGTHS:
-        raw = random_bytes(length * KINDS[dtype].size, seed=length)
+        raw = random_bytes(length * ITEM_KINDS[dtype].size, seed=length)
         for x in (raw, ordinary(dtype, length)) if dtype in ordinary_ones else (raw,):
             assert_agree(stats_by(instructions, x, dtype), stats_by("fallback", x, dtype), dtype)
 
@@ -100,7 +103,7 @@ def test_native_equals_fallback(instructions: str, dtype: str) -> None:
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64", "float16"]))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_native_equals_fallback_on_what_hypothesis_finds(instructions: str, data: st.DataObject, dtype: str) -> None:
-    width = 8 * KINDS[dtype].size
+    width = 8 * ITEM_KINDS[dtype].size
     block = data.draw(hnp.arrays(dtype, st.integers(0, 300), elements=st.floats(width=width)))  # type: ignore[call-overload]
     x = np.tile(block, data.draw(st.integers(1, 4)))
     assert_agree(stats_by(instructions, x, dtype), stats_by("fallback", x, dtype), dtype)
@@ -244,7 +247,7 @@ def test_strides_do_not_matter(
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64", "complex128"])
 def test_layouts_are_read_in_logical_order(instructions: str, dtype: str) -> None:
     """Whole and broken tiles, panels and their borders, few rows, long rows, runs; the memory ends with the tensor."""
-    item = np.dtype((np.void, KINDS[dtype].size))
+    item = np.dtype((np.void, ITEM_KINDS[dtype].size))
     rng = np.random.default_rng(4)
     layouts: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
         *(((m, n), (1, 0), (1, 1)) for m, n in ((64, 64), (67, 33), (5, 700), (700, 5), (3, 3), (301, 211))),
@@ -261,7 +264,7 @@ def test_layouts_are_read_in_logical_order(instructions: str, dtype: str) -> Non
     ]
     for shape, order, steps in layouts:
         reach = tuple((n - 1) * step + 1 for n, step in zip(shape, steps, strict=True))
-        values = rng.normal(size=math.prod(reach) * KINDS[dtype].size).astype(np.float32)
+        values = rng.normal(size=math.prod(reach) * ITEM_KINDS[dtype].size).astype(np.float32)
         memory = np.frombuffer(values.tobytes()[: math.prod(reach) * item.itemsize], dtype=item).reshape(reach)
         view = memory[tuple(slice(None, None, step) for step in steps)].transpose(order)
         strides = tuple(s // item.itemsize for s in view.strides)

@@ -11,7 +11,7 @@ from graphprobe.diagnose.dossier.report import report_text
 from graphprobe.findings import BitDifference, Diagnosis, Finding, Kind, LargestZ, Stage, Worst, in_words, read_document
 from graphprobe.report.diagnosis import (
     CRASHES,
-    KINDS,
+    FAULTS_IN_WORDS,
     NUMERIC,
     STAGES,
     WIDTH,
@@ -194,10 +194,10 @@ def test_infinite_error_unreadable_source_and_notes_of_many_lines() -> None:
 
 
 def test_every_kind_and_stage_has_words() -> None:
-    assert (set(KINDS), set(STAGES)) == (set(get_args(Kind)), set(get_args(Stage)))
+    assert (set(FAULTS_IN_WORDS), set(STAGES)) == (set(get_args(Kind)), set(get_args(Stage)))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (*NUMERIC, "not_bitwise")])
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS_IN_WORDS if kind not in (*NUMERIC, "not_bitwise")])
 def test_what_is_no_number_has_no_size(kind: Any) -> None:
     made = finding(kind=kind, local_z=float("inf"), accumulated_z=float("inf"), reason="C++ compile error")
     text = told(Diagnosis(verdict="fault", findings=[made]))

@@ -14,8 +14,7 @@ from graphprobe.cli.main import main
 from graphprobe.records import CompilerSettings, Where
 from graphprobe.report.graph_diff import GraphDiff, NodeDiff
 from graphprobe.report.graph_nodes import lines_of, shown_source
-from graphprobe.report.run_diff import diff_runs, verdict
-from graphprobe.report.stage_text import plain_text
+from graphprobe.report.run_diff import diff_runs, plain_text, verdict
 from graphprobe.store import Run, layout
 from report.printed_graphs import printed
 from report.samples import diff_texts

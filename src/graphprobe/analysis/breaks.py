@@ -34,6 +34,8 @@ ERRORS = frozenset({"dynamo-error", "backend-failure"})
 REST = "cannot resume from"
 """Of torch's words on how it goes on: it compiles up to the break, and not behind it."""
 
+TAP = "graph_breaks"
+
 
 class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of graph breaks on one line.
@@ -362,9 +364,6 @@ def _merged(first: GraphBreak, other: GraphBreak) -> GraphBreak:
 
 def _key(fact: BreakFact | UncompiledFact) -> tuple[Any, ...]:
     return (fact.reason, fact.function, fact.file, fact.first_line)
-
-
-TAP = "graph_breaks"
 
 
 def report_from_run(run: Run) -> tuple[BreakReport, list[str]]:

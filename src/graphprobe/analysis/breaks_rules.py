@@ -9,6 +9,37 @@ import msgspec
 
 IDENTITY = "the identity (`id`, `hash`, `is`, `data_ptr`) of something that only exists while tracing is used"
 
+OUTSIDE = (
+    "call `{call}` outside the compiled function: before it, with the result as an argument, or behind it, on what it "
+    "returns"
+)
+
+JUMP = r"Data-dependent branching.*|Data-dependent assertion.*"
+SKIPPED = r"Attempted to (call|inline) function marked as skipped.*"
+BUILTIN = r"Failed to trace builtin operator"
+SCALAR = r"Unsupported Tensor\.item\(\) call.*|Data dependent operator"
+SHAPES = r"Dynamic shape operator.*"
+AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\(|\b(?P<compared>allclose|equal)\("
+ASKS_SIZE = r"\blen\(|\.(?:shape|ndim)\b|\.(?:size|numel)\("
+IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
+
+CHOOSE = (
+    "compute both ways and choose: `torch.where({choice}, a, b)`; or `torch.cond({choice}, true_fn, false_fn, (…,))`"
+)
+LOOP = (
+    "use `torch.while_loop(cond_fn, body_fn, (…,))` with `{choice}` returned by cond_fn; or keep the loop outside and "
+    "compile its body"
+)
+
+CONSEQUENCES: tuple[tuple[str, str], ...] = (
+    (r"graph break in loop", "the break is inside a loop"),
+    (
+        r"Graph break under GenericContextWrappingVariable",
+        "the break is inside a `with` that Dynamo cannot leave and enter again",
+    ),
+)
+"""Why torch could not go on behind the break, by its name of the second break."""
+
 
 class BreakRule(msgspec.Struct, frozen=True):
     """One kind of break.
@@ -55,28 +86,6 @@ class BreakRule(msgspec.Struct, frozen=True):
         groups = found.groupdict() | (more.groupdict() if more is not None else {})
         return {name: value for name, value in groups.items() if value}
 
-
-OUTSIDE = (
-    "call `{call}` outside the compiled function: before it, with the result as an argument, or behind it, on what it "
-    "returns"
-)
-
-JUMP = r"Data-dependent branching.*|Data-dependent assertion.*"
-SKIPPED = r"Attempted to (call|inline) function marked as skipped.*"
-BUILTIN = r"Failed to trace builtin operator"
-SCALAR = r"Unsupported Tensor\.item\(\) call.*|Data dependent operator"
-SHAPES = r"Dynamic shape operator.*"
-AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\(|\b(?P<compared>allclose|equal)\("
-ASKS_SIZE = r"\blen\(|\.(?:shape|ndim)\b|\.(?:size|numel)\("
-IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
-
-CHOOSE = (
-    "compute both ways and choose: `torch.where({choice}, a, b)`; or `torch.cond({choice}, true_fn, false_fn, (…,))`"
-)
-LOOP = (
-    "use `torch.while_loop(cond_fn, body_fn, (…,))` with `{choice}` returned by cond_fn; or keep the loop outside and "
-    "compile its body"
-)
 
 RULES: tuple[BreakRule, ...] = (
     BreakRule(
@@ -563,12 +572,3 @@ RULES: tuple[BreakRule, ...] = (
     ),
 )
 """The first that matches counts; the last one matches everything, and gives torch's own words."""
-
-CONSEQUENCES: tuple[tuple[str, str], ...] = (
-    (r"graph break in loop", "the break is inside a loop"),
-    (
-        r"Graph break under GenericContextWrappingVariable",
-        "the break is inside a `with` that Dynamo cannot leave and enter again",
-    ),
-)
-"""Why torch could not go on behind the break, by its name of the second break."""

@@ -17,6 +17,19 @@ RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$")
 MODULES = frozenset({"torch", "copy", "np", "numpy", "math", "operator"})
 """What stands in front of a function, and is not what it is called on."""
 
+MATH = "sqrt exp log log2 log10 log1p expm1 sin cos tan asin acos atan sinh cosh tanh erf floor ceil trunc".split()
+CONVERSIONS = frozenset({"int", "float", "bool", "complex", *(f"math.{name}" for name in MATH)})
+"""Functions of one number for which there is something that does the same to a tensor."""
+
+ASK_FOR_BOOLS = re.compile(r"any|all|allclose|equal|is\w+|logical_\w+|eq|ne|lt|le|gt|ge")
+"""Functions and methods of torch whose results are bools."""
+
+SIZED = re.compile(
+    r"zeros|ones|empty|full|rand|randn|randint|randperm|arange|linspace|eye|view|reshape|expand|repeat|tile|narrow|split|"
+    r"chunk|unflatten|broadcast_to|roll|new_\w+|topk|tril|triu"
+)
+"""Functions and methods of torch whose numbers become sizes or positions, where no tensor can stand."""
+
 
 class Part(msgspec.Struct, frozen=True):
     """One break as torch tells it.
@@ -236,21 +249,6 @@ class BreakLine:
 
     def _nodes(self) -> Iterator[ast.AST]:
         return iter(()) if self._statement is None else ast.walk(self._statement)
-
-
-MATH = "sqrt exp log log2 log10 log1p expm1 sin cos tan asin acos atan sinh cosh tanh erf floor ceil trunc".split()
-CONVERSIONS = frozenset({"int", "float", "bool", "complex", *(f"math.{name}" for name in MATH)})
-"""Functions of one number for which there is something that does the same to a tensor."""
-
-ASK_FOR_BOOLS = re.compile(r"any|all|allclose|equal|is\w+|logical_\w+|eq|ne|lt|le|gt|ge")
-"""Functions and methods of torch whose results are bools."""
-
-
-SIZED = re.compile(
-    r"zeros|ones|empty|full|rand|randn|randint|randperm|arange|linspace|eye|view|reshape|expand|repeat|tile|narrow|split|"
-    r"chunk|unflatten|broadcast_to|roll|new_\w+|topk|tril|triu"
-)
-"""Functions and methods of torch whose numbers become sizes or positions, where no tensor can stand."""
 
 
 def as_tensor(node: ast.expr) -> ast.expr:

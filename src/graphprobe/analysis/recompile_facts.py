@@ -1,7 +1,4 @@
-"""What is noted of a recompilation when it happens: which guards failed, for whom, and how full the cache was.
-
-torch's words for a failed guard, read: what was looked at, what was expected, what came.
-"""
+"""Records the guards that failed at a recompilation, and parses torch's words for them: checked, expected, found."""
 
 from __future__ import annotations
 
@@ -12,6 +9,64 @@ from collections.abc import Callable
 import msgspec
 
 from graphprobe.records import Int64
+
+_TENSOR = re.compile(
+    r"tensor '(?P<source>.+)' (?P<what>size|stride|dtype|rank|requires_grad|dispatch key set) mismatch"
+    r"(?: at index (?P<dim>\d{1,9}))?\. expected (?P<rest>.*)",
+    re.S,
+)
+_PAIR = re.compile(r"(?P<expected>DispatchKeySet\([^)]*\)|[\w.-]+?), actual (?P<actual>DispatchKeySet\([^)]*\)|-?\w+)")
+_DEVICE_INDEX = re.compile(
+    r"(?:tensor '(?P<source>.+?)' )?.*device index.*?(?P<expected>-?\d+)\D+(?P<actual>-?\d+)", re.I
+)
+_NO_TENSOR = re.compile(
+    r"expected type of '(?P<source>.+)' to be (?:a tensor type, '|<class '(?P<wanted>.+?)'>,) "
+    r"but found <class '(?P<found>.+?)'>"
+)
+_FREED = re.compile(r"Cache line invalidated because (?P<source>.+) got deallocated")
+_OBJECT = re.compile(r"___check_(?P<what>obj|type)_id\((?P<source>.+), \d+\), type=(?P<type><.*>)$")
+_DIMS = re.compile(r"(?P<source>[\w.\[\]'\"]+)\.(?P<what>size|stride)\(\)\[(?P<dim>\d{1,9})\]")
+_LENGTH = re.compile(r"(?:not )?(?:len|___tuple_iterator_len)\((?P<source>.+)\)(?: (?P<op>==|!=) (?P<value>\d+))?$")
+_KEYS = (
+    re.compile(
+        r"list\((?:dict\.keys\((?P<source>.+?)\)|(?P<view>.+?)\.keys\(\))\)(?:\[(?P<index>\d+)\])? == (?P<value>.+)$"
+    ),
+    re.compile(r"(?P<no>not )?___dict_contains\((?P<value>.+?), (?P<source>.+)\)$"),
+    re.compile(r"(?P<no>not )?set\.__contains__\((?P<source>.+), (?P<value>.+)\)$"),
+    re.compile(r"KeyError on (?P<source>.+)\[(?P<value>[^\[\]]+)\]$"),
+)
+_ATTRIBUTE = re.compile(r"(?P<no>not )?hasattr\((?P<source>.+), (?P<value>'.+')\)$")
+_NONE = re.compile(r"(?P<source>.+) is (?P<no>not )?None$")
+_SAME = re.compile(r"(?P<source>[^ ]+) is (?P<other>[^ ]+)$")
+_COMPARED = re.compile(r"(?:<=?|>=?|!=) | % ")
+_EQUAL = re.compile(r"(?P<source>.+?) == (?P<value>.+)$", re.S)
+_GLOBAL_STATE = re.compile(r"GLOBAL_STATE changed: (?P<names>.*)", re.S)
+
+_DEVICES = frozenset(
+    "CPU CUDA HIP XLA MPS IPU XPU HPU VE Lazy MTIA MAIA PrivateUse1 PrivateUse2 PrivateUse3 Meta FPGA Vulkan".split()
+)
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+_TENSOR_KINDS = {
+    "size": "size-changed",
+    "stride": "stride-changed",
+    "dtype": "dtype-changed",
+    "rank": "rank-changed",
+    "requires_grad": "requires-grad-changed",
+}
 
 
 class CodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,65 +167,6 @@ class ReadGuard(msgspec.Struct, frozen=True):
     condition: str | None = None
     parameter: bool = False
     static_module_int: bool = False
-
-
-_TENSOR = re.compile(
-    r"tensor '(?P<source>.+)' (?P<what>size|stride|dtype|rank|requires_grad|dispatch key set) mismatch"
-    r"(?: at index (?P<dim>\d{1,9}))?\. expected (?P<rest>.*)",
-    re.S,
-)
-_PAIR = re.compile(r"(?P<expected>DispatchKeySet\([^)]*\)|[\w.-]+?), actual (?P<actual>DispatchKeySet\([^)]*\)|-?\w+)")
-_DEVICE_INDEX = re.compile(
-    r"(?:tensor '(?P<source>.+?)' )?.*device index.*?(?P<expected>-?\d+)\D+(?P<actual>-?\d+)", re.I
-)
-_NO_TENSOR = re.compile(
-    r"expected type of '(?P<source>.+)' to be (?:a tensor type, '|<class '(?P<wanted>.+?)'>,) "
-    r"but found <class '(?P<found>.+?)'>"
-)
-_FREED = re.compile(r"Cache line invalidated because (?P<source>.+) got deallocated")
-_OBJECT = re.compile(r"___check_(?P<what>obj|type)_id\((?P<source>.+), \d+\), type=(?P<type><.*>)$")
-_DIMS = re.compile(r"(?P<source>[\w.\[\]'\"]+)\.(?P<what>size|stride)\(\)\[(?P<dim>\d{1,9})\]")
-_LENGTH = re.compile(r"(?:not )?(?:len|___tuple_iterator_len)\((?P<source>.+)\)(?: (?P<op>==|!=) (?P<value>\d+))?$")
-_KEYS = (
-    re.compile(
-        r"list\((?:dict\.keys\((?P<source>.+?)\)|(?P<view>.+?)\.keys\(\))\)(?:\[(?P<index>\d+)\])? == (?P<value>.+)$"
-    ),
-    re.compile(r"(?P<no>not )?___dict_contains\((?P<value>.+?), (?P<source>.+)\)$"),
-    re.compile(r"(?P<no>not )?set\.__contains__\((?P<source>.+), (?P<value>.+)\)$"),
-    re.compile(r"KeyError on (?P<source>.+)\[(?P<value>[^\[\]]+)\]$"),
-)
-_ATTRIBUTE = re.compile(r"(?P<no>not )?hasattr\((?P<source>.+), (?P<value>'.+')\)$")
-_NONE = re.compile(r"(?P<source>.+) is (?P<no>not )?None$")
-_SAME = re.compile(r"(?P<source>[^ ]+) is (?P<other>[^ ]+)$")
-_COMPARED = re.compile(r"(?:<=?|>=?|!=) | % ")
-_EQUAL = re.compile(r"(?P<source>.+?) == (?P<value>.+)$", re.S)
-_GLOBAL_STATE = re.compile(r"GLOBAL_STATE changed: (?P<names>.*)", re.S)
-
-_DEVICES = frozenset(
-    "CPU CUDA HIP XLA MPS IPU XPU HPU VE Lazy MTIA MAIA PrivateUse1 PrivateUse2 PrivateUse3 Meta FPGA Vulkan".split()
-)
-_DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "ComplexHalf": "complex32",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
-_TENSOR_KINDS = {
-    "size": "size-changed",
-    "stride": "stride-changed",
-    "dtype": "dtype-changed",
-    "rank": "rank-changed",
-    "requires_grad": "requires-grad-changed",
-}
 
 
 def check_from_text(text: str) -> ReadGuard:

@@ -7,6 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
+_OWN_FUNCTION = (
+    "compile a function of its own for each, written out one by one: `def run_a(*args, **kwargs): return "
+    "a(*args, **kwargs)`, then torch.compile(run_a)"
+)
+
 
 class RemedyCase(msgspec.Struct, frozen=True):
     """A group of recompilations as a remedy needs it.
@@ -178,12 +183,6 @@ def _instance(case: RemedyCase) -> list[str]:
         f"or torch._dynamo.config.recompile_limit above the number of instances (seen: {len(case.values)}), one "
         "version each",
     ]
-
-
-_OWN_FUNCTION = (
-    "compile a function of its own for each, written out one by one: `def run_a(*args, **kwargs): return "
-    "a(*args, **kwargs)`, then torch.compile(run_a)"
-)
 
 
 def _shared(case: RemedyCase) -> list[str]:

@@ -1,7 +1,4 @@
-"""Recompilations, grouped by what caused them, with what to do about each group.
-
-Of the guards that failed at one recompilation, it tells those that are the cause, and what they say in words.
-"""
+"""Groups recompilations by cause, says each cause in words, and what to do about it."""
 
 from __future__ import annotations
 
@@ -38,6 +35,24 @@ MODES = frozenset(
 )
 """Kinds that are about the process, or the backend, and not about the call."""
 
+ANY = "any"
+_MADE_DYNAMIC = frozenset({"size-changed", "int-changed", "float-changed"})
+
+_SIZES = frozenset({"size-changed", "size-condition", "size-bounds"})
+
+_OF_A_VARIABLE = frozenset(
+    "int-changed float-changed bool-changed string-changed constant-changed none-changed type-changed function-changed "
+    "object-changed value-condition".split()
+)
+
+_OF_AN_INSTANCE = frozenset({*_OF_A_VARIABLE, "attribute-changed", "length-changed", "keys-changed"})
+
+RECOMPILES_SCHEMA = 1
+MAX_CALLERS = 5
+"""Calling lines that a group keeps."""
+
+TAP = "recompiles"
+
 
 class Versions(msgspec.Struct):
     """What the compiled versions of one function were made for, by compile id and by what was looked at."""
@@ -54,10 +69,6 @@ class Versions(msgspec.Struct):
             self.dynamic |= {_aspect(check) for check in checks if check.kind in _MADE_DYNAMIC and not check.parameter}
         made_for = {_aspect(check): check.actual for check in checks if check.actual is not None}
         self.values[fact.compile_id] = made_for | dict.fromkeys(self.dynamic, ANY)
-
-
-ANY = "any"
-_MADE_DYNAMIC = frozenset({"size-changed", "int-changed", "float-changed"})
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -160,9 +171,6 @@ def _completed(check: ReadGuard, guard: FailedGuard) -> ReadGuard:
     return msgspec.structs.replace(check, actual=guard.actual)
 
 
-_SIZES = frozenset({"size-changed", "size-condition", "size-bounds"})
-
-
 def _settled(read: Sequence[Read], fact: Recompile) -> list[Read]:
     """One guard for each size: what the code asks of it counts more than that another version has it as a number."""
     sized: dict[tuple[str, int | None], list[Read]] = {}
@@ -200,15 +208,6 @@ def _cause(guard: FailedGuard, check: ReadGuard, fact: Recompile) -> Cause:
         check = ReadGuard("object-changed", check.source.partition(" and ")[0], actual=guard.actual)
     values = tuple(value for value in (check.expected, check.actual) if value is not None)
     return Cause(_kind(check, guard, fact), check, guard, values)
-
-
-_OF_A_VARIABLE = frozenset(
-    "int-changed float-changed bool-changed string-changed constant-changed none-changed type-changed function-changed "
-    "object-changed value-condition".split()
-)
-
-
-_OF_AN_INSTANCE = frozenset({*_OF_A_VARIABLE, "attribute-changed", "length-changed", "keys-changed"})
 
 
 def _kind(check: ReadGuard, guard: FailedGuard, fact: Recompile) -> str:
@@ -269,11 +268,6 @@ def _sentence(kind: str, check: ReadGuard, name: str, values: list[str], limit: 
 def short_name(owner: str) -> str:
     """Classes and functions without their modules: `T5Model` of `transformers.models.t5.T5Model`."""
     return re.sub(r"(?:\w+\.)+(?:<locals>\.)?(?=[\w<])", "", owner)
-
-
-SCHEMA = 1
-MAX_CALLERS = 5
-"""Calling lines that a group keeps."""
 
 
 class Group(msgspec.Struct, kw_only=True):
@@ -346,7 +340,7 @@ class RecompileReport(msgspec.Struct, kw_only=True):
         notes: what could not be known.
     """
 
-    schema: int = SCHEMA
+    schema: int = RECOMPILES_SCHEMA
     guard_failures: int = 0
     recompilations: int = 0
     allowed: int = 0
@@ -522,9 +516,6 @@ def _limit_group(fact: Recompile) -> Group:
         compile_ids=[] if fact.compile_id is None else [fact.compile_id],
         callers=[] if fact.caller is None else [fact.caller],
     )
-
-
-TAP = "recompiles"
 
 
 def report_from_run(run: Run, *, allowed: int = 0) -> RecompileReport:

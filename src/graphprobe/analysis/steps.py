@@ -1,7 +1,4 @@
-"""Which step of the compiler began last and did not end: of a run, and of a plain log that torch wrote.
-
-The steps that a plain log of torch tells of: its `Step N` lines, and signs that a step without an end is over.
-"""
+"""Finds the step of the compiler that began last and did not end, in a run or in a plain log of torch."""
 
 from __future__ import annotations
 
@@ -25,6 +22,21 @@ COMPONENTS = {
     "run": "the compiled code",
 }
 """What `StepRecord.component` stands for."""
+
+_STEP = re.compile(r"\bStep \d+: (.*)")
+_BEGINS = (
+    ("dynamo", "trace", re.compile(r"torchdynamo start tracing (.+)")),
+    ("backend", "compile", re.compile(r"calling compiler function (.+)")),
+    ("inductor", "compile", re.compile(r"torchinductor compiling (.+)")),
+)
+_ENDS = (
+    ("dynamo", re.compile(r"torchdynamo done tracing")),
+    ("backend", re.compile(r"done compiler function")),
+    ("inductor", re.compile(r"torchinductor done compiling")),
+)
+_OVER = ("Restarting analysis due to", "produce_guards", "put_code_state", "run_gc_after_compile")
+_EXIT = ("TorchDynamo attempted to trace the following frames", "TorchDynamo compilation metrics")
+_DYNAMO_FAILED = re.compile(r"torch[./]_dynamo[./](exc\.|convert_frame|symbolic_convert|output_graph)")
 
 
 class StepReport(msgspec.Struct, kw_only=True):
@@ -141,22 +153,6 @@ def _left_by(steps: Sequence[StepRecord], exception: str) -> StepRecord | None:
     if not group or not any((step.error or "").partition(":")[0] in exception for step in group) or not kind:
         return None
     return max(group, key=lambda step: step.step)
-
-
-_STEP = re.compile(r"\bStep \d+: (.*)")
-_BEGINS = (
-    ("dynamo", "trace", re.compile(r"torchdynamo start tracing (.+)")),
-    ("backend", "compile", re.compile(r"calling compiler function (.+)")),
-    ("inductor", "compile", re.compile(r"torchinductor compiling (.+)")),
-)
-_ENDS = (
-    ("dynamo", re.compile(r"torchdynamo done tracing")),
-    ("backend", re.compile(r"done compiler function")),
-    ("inductor", re.compile(r"torchinductor done compiling")),
-)
-_OVER = ("Restarting analysis due to", "produce_guards", "put_code_state", "run_gc_after_compile")
-_EXIT = ("TorchDynamo attempted to trace the following frames", "TorchDynamo compilation metrics")
-_DYNAMO_FAILED = re.compile(r"torch[./]_dynamo[./](exc\.|convert_frame|symbolic_convert|output_graph)")
 
 
 class _Open(msgspec.Struct):

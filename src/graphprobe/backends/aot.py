@@ -1,7 +1,4 @@
-"""Backends that go through AOTAutograd and run its graphs as they are: the partitioner and decompositions apart.
-
-A backend whose compiled graphs stay whole, as `invoke_subgraph` calls, when an outer `make_fx` traces them.
-"""
+"""Backends that run AOTAutograd's graphs as they are: with the partitioner or decompositions alone, or kept whole."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What `explain` and `ExplainWithBackend` give: facts as structs, a text for people, JSON for tools.
-
-Watches what a program compiles, with the backends it names itself. torch is not imported for it.
-"""
+"""Watches what a program compiles, and explains it as structs, text and JSON; imports no torch itself."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""`faulty`: a backend with one planted fault, to test tools with; the program's own graph is never edited.
-
-The operators that carry out a planted fault when a graph runs: any compiler takes them as opaque calls.
-
-The faulty backends that torch has for its own tests, under their names; they match `relu` however it is called.
-"""
+"""`faulty`: backends with one planted fault, to test tools with, and torch's own; no graph of the program is edited."""
 
 from __future__ import annotations
 
@@ -42,6 +37,14 @@ WIDER = {
     torch.int64: torch.float64,
 }
 """What a value of a dtype comes out as under `dtype`: never narrower, so that no consumer reads past its end."""
+
+log = logging.getLogger(__name__)
+
+FAULT_KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
+IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)
+"""Kinds that a gradient outside of AOTAutograd's graphs can have: autograd itself mends a wrong dtype."""
+
+Compiled = Callable[..., Any]
 
 
 class PlantedFault(RuntimeError):
@@ -116,13 +119,6 @@ def _other_strides(value: torch.Tensor) -> torch.Tensor:
     return laid_out if laid_out.stride() != value.stride() else value.contiguous()
 
 
-KINDS = ("compile", *STOPPING[:1], *CHANGING, *STOPPING[1:])
-IN_A_GRADIENT = ("accuracy", "stride", "nan", *STOPPING)
-"""Kinds that a gradient outside of AOTAutograd's graphs can have: autograd itself mends a wrong dtype."""
-
-log = logging.getLogger(__name__)
-
-
 class Hit(msgspec.Struct, frozen=True):
     """One planted fault.
 
@@ -167,8 +163,8 @@ class Faulty:
         error: type[Exception] = PlantedFault,
     ) -> None:
         """Arguments as for `faulty`; `error` is what the kind `compile` raises."""
-        if kind not in KINDS:
-            raise UsageError(f"faulty(kind={kind!r}): there are {', '.join(KINDS)}")
+        if kind not in FAULT_KINDS:
+            raise UsageError(f"faulty(kind={kind!r}): there are {', '.join(FAULT_KINDS)}")
         if where not in ("forward", "backward"):
             raise UsageError(f"faulty(where={where!r}): it takes 'forward' or 'backward'")
         if nth is not None and (type(nth) is not int or nth < 0):
@@ -314,9 +310,6 @@ def _tensor_of(node: Node) -> Node:
 
 def _alike(operand: Any, value: torch.Tensor) -> bool:
     return isinstance(operand, torch.Tensor) and operand.shape == value.shape and operand.dtype == value.dtype
-
-
-Compiled = Callable[..., Any]
 
 
 class ReluCompileError(Exception):

@@ -1,7 +1,4 @@
-"""Graphs as backends handle them: copies, interpreters that know where they are, names of what is called.
-
-With them, how every debug backend takes its options: as keywords, and as `torch.compile(options={…})` hands them over.
-"""
+"""What debug backends share: copies of graphs, interpreters that know their place, names of calls, options."""
 
 from __future__ import annotations
 
@@ -21,6 +18,11 @@ from graphprobe.internals.aot.backends import is_higher_order
 from graphprobe.internals.operators.operators import operator_of
 
 BackendFunction = Callable[..., Any]
+
+CALLS = ("call_function", "call_method", "call_module")
+
+Mode = Callable[[], AbstractContextManager[Any]]
+"""Makes what a call runs under, or gives the same again."""
 
 
 def accepted_options(function: BackendFunction) -> dict[str, bool]:
@@ -55,12 +57,6 @@ def debug_backend(function: BackendFunction) -> BackendFunction:
         return function(gm, example_inputs, **{option: given[option] for option in accepted if option in given})
 
     return backend
-
-
-CALLS = ("call_function", "call_method", "call_module")
-
-Mode = Callable[[], AbstractContextManager[Any]]
-"""Makes what a call runs under, or gives the same again."""
 
 
 def copy_graph_module(gm: GraphModule) -> GraphModule:

@@ -31,6 +31,14 @@ _FAULTY_OPTIONS = {
     "amount": "what the kind accuracy adds",
 }
 
+UNCOMPILED = "uncompiled"
+"""The ground under the ladder: the program without torch.compile."""
+
+_SIDE = "aot_eager_default_partitioner"
+
+PREFIX = "graphprobe:"
+"""Before a name, in `torch.compile(backend=…)`, when graphprobe is installed."""
+
 
 class Backend(msgspec.Struct, frozen=True):
     """A debug backend.
@@ -155,10 +163,6 @@ _ALL = (
 BACKENDS = {backend.name: backend for backend in _ALL}
 
 
-UNCOMPILED = "uncompiled"
-"""The ground under the ladder: the program without torch.compile."""
-
-
 class BackendRung(msgspec.Struct, frozen=True):
     """One backend of the ladder.
 
@@ -215,7 +219,6 @@ LADDER: tuple[BackendRung, ...] = (
 )
 """From the least compiled to the most. Right on one rung and wrong on the next: the fault is in what that one adds."""
 
-_SIDE = "aot_eager_default_partitioner"
 
 _EXTRA = {
     (_SIDE, "aot_eager"): "The min-cut partitioner is at fault: it cuts or recomputes wrongly, for instance a random op"
@@ -249,10 +252,6 @@ def between(passes: str, fails: str) -> str:
     if len(suspects) == 1:
         return suspects[0].fails
     return "One of these is at fault: " + "; ".join(rung.adds for rung in suspects) + "."
-
-
-PREFIX = "graphprobe:"
-"""Before a name, in `torch.compile(backend=…)`, when graphprobe is installed."""
 
 
 class Configured:

@@ -1,7 +1,4 @@
-"""`graphprobe.wrap`: any backend, collected.
-
-`get_backend`: Inductor, or another backend, as a `CompilerConfig` says: collected, and dumped if it says so.
-"""
+"""`graphprobe.wrap` collects what a backend does; `get_backend` makes the one that a `CompilerConfig` describes."""
 
 from __future__ import annotations
 

@@ -30,6 +30,8 @@ PREFIX = "dump_"
 
 _ENABLING = ("dump_data", "dump_config_path", "dump_debug")
 
+_BY_ENVIRONMENT = ("enable_dump", "dump_config_path")
+
 
 def share(values: dict[str, Any], environ: Mapping[str, str]) -> None:
     """Hands on what `--steps` and `--dump-to` say: to the dump of graphs where that is the one; the steps to both."""
@@ -43,9 +45,6 @@ def share(values: dict[str, Any], environ: Mapping[str, str]) -> None:
             values[f"{PREFIX}{mine}"] = values[theirs]
         if not calls:
             values[theirs] = None
-
-
-_BY_ENVIRONMENT = ("enable_dump", "dump_config_path")
 
 
 def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPlan | None:

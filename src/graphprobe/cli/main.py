@@ -52,6 +52,16 @@ GROUPS = {
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 """Each lies in the module of its name in `cli.commands`."""
 
+_SEE = "graphprobe --help lists the commands"
+
+_PLAIN = {
+    "is not a valid integer range": "is no whole number",
+    "is not a valid integer": "is no whole number",
+    "is not a valid float range": "is no number",
+    "is not a valid float": "is no number",
+}
+"""How click puts it, and how we do."""
+
 
 class LazyGroup(click.Group):
     """A group that knows its subcommands by name, imports one when it is called, and ends on errors as they ask."""
@@ -143,9 +153,6 @@ class _NotEmpty(click.ParamType[Any]):
         return self._inner.convert(value, param, ctx)
 
 
-_SEE = "graphprobe --help lists the commands"
-
-
 def said_by_click(error: click.ClickException, command: str | None) -> UsageError:
     """What click found wrong on the command line, as an error of ours: on one line, with a hint or a nearest name."""
     context: click.Context | None = getattr(error, "ctx", None)
@@ -166,15 +173,6 @@ def said_by_click(error: click.ClickException, command: str | None) -> UsageErro
         if given is not None and isinstance(error.param.type, click.Choice):
             hint = nearest(given[1], map(str, error.param.type.choices), hint)
     return UsageError(message[:1].lower() + message[1:], hint=hint)
-
-
-_PLAIN = {
-    "is not a valid integer range": "is no whole number",
-    "is not a valid integer": "is no whole number",
-    "is not a valid float range": "is no number",
-    "is not a valid float": "is no number",
-}
-"""How click puts it, and how we do."""
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

@@ -1,7 +1,4 @@
-"""Rows of a table of options as options of a command.
-
-The option `--only-function` of commands that run a program without a run folder.
-"""
+"""Turns rows of a table of options into options of a command, and defines `--only-function`."""
 
 from __future__ import annotations
 

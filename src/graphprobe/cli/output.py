@@ -17,6 +17,9 @@ from graphprobe.store.files import file_to_write, replace_file
 
 STDOUT = "-"
 
+JSON_METAVAR = "[FILE|-]"
+JSON_HELP = "Print JSON instead; or write it to FILE, a new *.json."
+
 
 class JsonCommand(click.Command):
     """A command whose `--json` may stand without a file: only `-`, or a name that ends in .json, is one."""
@@ -63,10 +66,6 @@ def json_option(command: Command) -> Command:
         "--json", "json_to", metavar=JSON_METAVAR, callback=lambda _ctx, _option, value: JsonTo(value), help=JSON_HELP
     )
     return option(command)
-
-
-JSON_METAVAR = "[FILE|-]"
-JSON_HELP = "Print JSON instead; or write it to FILE, a new *.json."
 
 
 @overload

@@ -10,10 +10,9 @@ Rules, in this order, each only for what those before left over:
 
 What remains has no partner. Nothing is ever paired by a part of a name.
 
-The longest common subsequence of two long sequences, in bounded time and memory.
-
-Windows between anchors (patience: elements that occur once on either side, in the same order), inside a window the
-greedy algorithm of Myers, "An O(ND) Difference Algorithm and Its Variations", 1986, up to a number of edits.
+The subsequence of two long programs is found in bounded time and memory: windows between anchors (patience: elements
+that occur once on either side, in the same order), inside a window the greedy algorithm of Myers, "An O(ND) Difference
+Algorithm and Its Variations", 1986, up to a number of edits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""Inputs that are not what a call gave or got before: weights and buffers that something changed since the step of an
-optimizer, a copy of them, or the last call that got them. The other side, which has no such change, shows where."""
+"""Finds weights and buffers that changed without a recorded call.
+
+They differ from the step of an optimizer, a copy of them, or the last call that took them. The other side, which has no
+such change, shows where.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One pair of calls: every pair of slots measured, without saying yet whose fault a difference is.
+"""Measures every pair of slots of one pair of calls, without saying whose fault a difference is.
 
-What one run has whole and the other in parts: of several ranks, each has a part of a batch or weight that a single
-one has whole; and a step may take its batch in several parts, whose gradients add up.
+One run may have in parts what the other has whole: each of several ranks a part of a batch or weight, or a step its
+batch in several parts, whose gradients add up.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ CACHED = 4096
 
 OWN_DTYPE = "in the dtype of the tensor"
 """What `facts["statistics"]` of a dump says where the reductions ran in each tensor's own dtype."""
+
+SPLIT = 0.6
+"""Share of the calls that must be there several times, with other shapes, for the batch of a step to count as split."""
+
+UNEVEN = 0
+"""In place of the number of parts: two ranks of one number of ranks, whose parts need not be of one size."""
 
 
 class Replayer(Protocol):
@@ -439,13 +445,6 @@ def _filled(mine: CallSlot, theirs: CallSlot, role: str, m: Measures, origin: Or
         verdict=verdict,
         reason=reason,
     )
-
-
-SPLIT = 0.6
-"""Share of the calls that must be there several times, with other shapes, for the batch of a step to count as split."""
-
-UNEVEN = 0
-"""In place of the number of parts: two ranks of one number of ranks, whose parts need not be of one size."""
 
 
 def world_of(dump: CallDump) -> int:

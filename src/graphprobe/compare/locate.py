@@ -1,4 +1,4 @@
-"""Whose fault it is: from the marks of all pairs to the calls that are wrong by themselves.
+"""Finds the calls that are wrong by themselves, from the marks of all pairs.
 
 A call is *local* when what it gave differs by more than its own noise and what it got explain. What it got explains
 `amplification · inherited`, with the amplification learnt from the calls like it (same operation and shapes: the

@@ -27,6 +27,28 @@ Truth = int
 
 ANSWERS = {"skipped": 1, "unsure": 2, "ok": 3, "worse": 4}
 
+REGION = 8
+REGION_NOISE = 64.0
+"""Calls without a partner, on one side, beyond which they are a part of the program that the other side runs in
+another way, compiled as a whole, say; and the units of noise that such a part may add."""
+
+REWIRED = 4.0
+"""Times the largest error so far from which an input that comes from elsewhere is another value."""
+
+GROWN = 1024.0
+LARGE = 0.5
+"""Units of noise, or share of the values, by which results may differ that nobody is to blame for; beyond, no verdict
+says that two programs are the same."""
+
+OWN = 4.0
+"""Noise, rms of z, that any operation may add."""
+
+GRADIENT_NOISE = 64.0
+"""Times u and the rms of the largest gradient of a step, by which the gradient of a parameter may be off."""
+
+SUM = 2.0
+"""Times sqrt(K)·u_acc/u, what a sum over K terms may add."""
+
 
 class Mark(msgspec.Struct, gc=False, kw_only=True):
     """One pair, or one call without a partner.
@@ -135,29 +157,6 @@ class Decision(msgspec.Struct, frozen=True):
     after: int = -1
     before: int = -1
     instead: int = -1
-
-
-REGION = 8
-REGION_NOISE = 64.0
-"""Calls without a partner, on one side, beyond which they are a part of the program that the other side runs in
-another way, compiled as a whole, say; and the units of noise that such a part may add."""
-
-REWIRED = 4.0
-"""Times the largest error so far from which an input that comes from elsewhere is another value."""
-
-GROWN = 1024.0
-LARGE = 0.5
-"""Units of noise, or share of the values, by which results may differ that nobody is to blame for; beyond, no verdict
-says that two programs are the same."""
-
-OWN = 4.0
-"""Noise, rms of z, that any operation may add."""
-
-GRADIENT_NOISE = 64.0
-"""Times u and the rms of the largest gradient of a step, by which the gradient of a parameter may be off."""
-
-SUM = 2.0
-"""Times sqrt(K)·u_acc/u, what a sum over K terms may add."""
 
 
 def mark_of(task: Task, result: CallResult) -> Mark:

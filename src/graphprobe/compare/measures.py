@@ -29,6 +29,9 @@ SOURCE_COSINE = 0.99
 SOURCE_ABSOLUTE = 0.001
 """The source's own limits."""
 
+ROUNDED = 4.0
+"""Units by which a statistic of values that were only rounded may differ."""
+
 
 class Measures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """What was measured between two tensors; see `result.SlotResult`.
@@ -335,10 +338,6 @@ def _other_classes(candidate: TensorStats, reference: TensorStats, known: frozen
 def _smallest_normal(candidate: str, reference: str) -> float:
     facts = (facts_of(name) for name in (candidate, reference))
     return max((one.smallest_normal for one in facts if one is not None), default=0.0)
-
-
-ROUNDED = 4.0
-"""Units by which a statistic of values that were only rounded may differ."""
 
 
 def _of_all_elements(stats: TensorStats) -> TensorStats:

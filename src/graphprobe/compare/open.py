@@ -1,9 +1,4 @@
-"""Which format a path is, and its reader. Readers are imported when a dump of theirs is opened.
-
-Packages that only some users need: imported when they are asked for, with an error that says how to get them.
-
-Dumps and results under fsspec URLs. Local paths never come here, so that fsspec is imported for URLs only.
-"""
+"""Opens a dump or result of any format, by path or fsspec URL; readers and rare packages are imported on demand."""
 
 from __future__ import annotations
 
@@ -23,6 +18,20 @@ from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import open_file, read_file
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+(::|://)")
+
+EXPECTED = (
+    "a folder of an API dump, a graph dump (a time folder, worldsize*_rank* or anything in it), an index written by "
+    "`graphprobe merge`, an msprobe folder or its dump.json, or the .pkl text of ptdbg"
+)
+"""What can be opened, for messages."""
+
+MOST_NAMED = 4
+"""Dumps that a message names."""
+
+MERGED = "graphprobe-ranks.json"
+"""Name of the index that `graphprobe merge` writes."""
+
+_STEP_OR_RANK = re.compile(r"(step|rank|proc)\d*$")
 
 
 def is_remote(path: str) -> bool:
@@ -92,21 +101,6 @@ def extra_module(name: str, *, extra: str, purpose: str) -> Any:
             f"{purpose} needs the package {name.partition('.')[0]}, which is not installed ({error})",
             hint=f"pip install 'graphprobe[{extra}]'",
         ) from error
-
-
-EXPECTED = (
-    "a folder of an API dump, a graph dump (a time folder, worldsize*_rank* or anything in it), an index written by "
-    "`graphprobe merge`, an msprobe folder or its dump.json, or the .pkl text of ptdbg"
-)
-"""What can be opened, for messages."""
-
-MOST_NAMED = 4
-"""Dumps that a message names."""
-
-MERGED = "graphprobe-ranks.json"
-"""Name of the index that `graphprobe merge` writes."""
-
-_STEP_OR_RANK = re.compile(r"(step|rank|proc)\d*$")
 
 
 def open_dump(path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None) -> CallDump:

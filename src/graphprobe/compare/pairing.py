@@ -1,10 +1,8 @@
-"""Two streams of calls, walked once side by side: tasks to be judged and calls without a partner, in order.
+"""Walks two streams of calls side by side: pairs to be judged and calls without a partner, in order.
 
-What calls without a partner give and nothing recorded uses: it may be what the program returns.
-
-One call of compiled code stands for many of eager code, and a fused operation for the two that it replaces: then the
-calls have no partners, and what the last of them give is the same. Everything else that they give is used by other
-calls, where it is compared.
+Values of calls without a partner that nothing recorded uses may be what the program returns. One call of compiled code
+stands for many of eager code, and a fused operation for the two that it replaces: then the calls have no partners, and
+what the last of them return is the same. Everything else that they return is compared where other calls use it.
 """
 
 from __future__ import annotations
@@ -21,6 +19,19 @@ from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN, Outline
 from graphprobe.compare.randomness import draws
 from graphprobe.compare.slots import same_names
 from graphprobe.store.calls import Call, CallDump, CallSlot
+
+KEPT = 16384
+"""Calls of one step that are kept from their first reading to the second: some 50 MB a side."""
+
+NOISE = 64.0
+"""Units of noise, rms of z, by which two such values may differ: between them may lie a whole compiled model."""
+
+FAR = 0.5
+"""Share of their norms by which two values differ that need not be read to know that they do."""
+
+CASTS = frozenset("to type type_as float double half bfloat16".split())
+
+End = tuple[Call, CallSlot, int]
 
 
 @dataclass(slots=True)
@@ -39,10 +50,6 @@ class Lone:
     kept: bool = False
     unused: tuple[int, ...] = ()
     producers: tuple[int, ...] = ()
-
-
-KEPT = 16384
-"""Calls of one step that are kept from their first reading to the second: some 50 MB a side."""
 
 
 class StepCalls:
@@ -189,17 +196,6 @@ class Plan:
 
 def _key(call: Call) -> object:
     return (call.kind, call.api, call.index, call.module if call.index < 0 else "")
-
-
-NOISE = 64.0
-"""Units of noise, rms of z, by which two such values may differ: between them may lie a whole compiled model."""
-
-FAR = 0.5
-"""Share of their norms by which two values differ that need not be read to know that they do."""
-
-CASTS = frozenset("to type type_as float double half bfloat16".split())
-
-End = tuple[Call, CallSlot, int]
 
 
 class Ends:

@@ -8,7 +8,7 @@ import msgspec
 
 from graphprobe.records import Int64
 
-SCHEMA = 2
+COMPARISON_SCHEMA = 2
 """Of the JSON document and of its rows. 1 lacks the verdict `differs`, the origin `unwritten`, and the findings
 `changed_unseen`, `lost_gradient`, `data_order`, `unpaired` and `growth`; all of it can be read as 2."""
 
@@ -230,7 +230,7 @@ class Summary(msgspec.Struct, kw_only=True):
         growth: largest level of outputs in each of up to 64 equal parts of the program, in order.
     """
 
-    schema: Int64 = SCHEMA
+    schema: Int64 = COMPARISON_SCHEMA
     outcome: Outcome
     candidate: Side
     reference: Side

@@ -1,7 +1,4 @@
-"""Reads what `graphprobe compare --out` wrote: `comparison.json`, and the calls in `rows.jsonl`.
-
-Judged rows on their way to the reports, in a temporary file, so that memory does not grow with them.
-"""
+"""Reads what `compare --out` wrote, and keeps judged rows in a temporary file, so that memory does not grow."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import IO
 
 import msgspec
 
-from graphprobe.compare.result import SCHEMA, CallResult, Summary
+from graphprobe.compare.result import COMPARISON_SCHEMA, CallResult, Summary
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.schema import UNREADABLE, check_version
@@ -21,6 +18,9 @@ from graphprobe.store.schema import UNREADABLE, check_version
 SUMMARY, ROWS = "comparison.json", "rows.jsonl"
 
 _AGAIN = "write it again with `graphprobe compare A B --out FOLDER`"
+
+READ_ROWS = 64
+"""Rows that are read together."""
 
 
 def read_summary(path: Path) -> Summary:
@@ -51,7 +51,7 @@ def _document(path: Path) -> tuple[Path, object]:
         raise ArtifactNotFoundError(f"{file} cannot be read: {error.strerror}", hint=_AGAIN) from error
     except UNREADABLE as error:
         raise SchemaError(f"{file} is no JSON: {error}", hint=_AGAIN) from error
-    check_version(document.get("schema") if isinstance(document, dict) else None, SCHEMA, path=file)
+    check_version(document.get("schema") if isinstance(document, dict) else None, COMPARISON_SCHEMA, path=file)
     return file, document
 
 
@@ -82,10 +82,6 @@ def read_rows(path: Path) -> Iterator[CallResult]:
         raise ArtifactNotFoundError(text, hint=_AGAIN) from error
     except OSError as error:
         raise ArtifactNotFoundError(f"{file} cannot be read: {error.strerror}", hint=_AGAIN) from error
-
-
-READ_ROWS = 64
-"""Rows that are read together."""
 
 
 class Spool:

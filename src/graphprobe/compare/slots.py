@@ -1,7 +1,4 @@
-"""Which slot of a call is which slot of its partner: by name, then by role and place.
-
-Arguments that are no tensors: which differences change what is computed.
-"""
+"""Pairs the slots of two calls, by name, then by role and place, and says which plain arguments matter."""
 
 from __future__ import annotations
 
@@ -20,6 +17,49 @@ ALIASES = (frozenset(("dim", "axis")), frozenset(("keepdim", "keepdims")), froze
 """Keywords of which torch takes either, the second as numpy has it."""
 
 SlotPair = tuple[CallSlot | None, CallSlot | None]
+
+WEIGHTS = frozenset("weight bias running_mean running_var in_proj_weight in_proj_bias".split())
+"""Keywords that weights and buffers are given by."""
+
+WEIGHTS_BY_PLACE: dict[str, tuple[int, ...]] = {
+    "linear": (1, 2),
+    "conv": (1, 2),
+    "conv_transpose1d": (1, 2),
+    "conv_transpose2d": (1, 2),
+    "conv_transpose3d": (1, 2),
+    "bilinear": (2, 3),
+    "embedding": (1,),
+    "embedding_bag": (1,),
+    "prelu": (1,),
+    "layer_norm": (2, 3),
+    "group_norm": (2, 3),
+    "rms_norm": (2,),
+    "batch_norm": (1, 2, 3, 4),
+    "instance_norm": (1, 2, 3, 4),
+}
+"""By `naming.canonical`, the places of arguments that are weights and buffers."""
+
+DEVICE = re.compile(r"(device\(type=)?['\"]?(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|meta)(:\d+)?\b")
+EMPTY = frozenset(("None", "False", "'none'", "", "()", "[]"))
+"""Values that most arguments have when nobody gives them."""
+
+DEFAULTS = {
+    "kwarg.reduction": "'mean'",
+    "kwarg.ignore_index": "-100",
+    "kwarg.label_smoothing": "0.0",
+    "kwarg.groups": "1",
+    "kwarg.dilation": "1",
+}
+"""Keywords that have one default in all of torch's functions that take them."""
+
+NO_NAME = ("(", "[", "<", "torch.Size")
+"""How texts of sequences and objects begin."""
+
+LITERAL_DIGITS = 6
+"""Significant digits up to which a float counts as written by a person, so that it must agree exactly."""
+
+COMPUTED_UNITS = 8.0
+"""Roundings by which a float that was computed by the program may differ."""
 
 
 def same_names(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> bool:
@@ -49,28 +89,6 @@ def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[Slo
         pairs.append((slot, rest.pop(0) if rest and _alike(slot, rest[0]) else None))
     pairs.extend((None, slot) for rest in left.values() for slot in rest)
     return pairs
-
-
-WEIGHTS = frozenset("weight bias running_mean running_var in_proj_weight in_proj_bias".split())
-"""Keywords that weights and buffers are given by."""
-
-WEIGHTS_BY_PLACE: dict[str, tuple[int, ...]] = {
-    "linear": (1, 2),
-    "conv": (1, 2),
-    "conv_transpose1d": (1, 2),
-    "conv_transpose2d": (1, 2),
-    "conv_transpose3d": (1, 2),
-    "bilinear": (2, 3),
-    "embedding": (1,),
-    "embedding_bag": (1,),
-    "prelu": (1,),
-    "layer_norm": (2, 3),
-    "group_norm": (2, 3),
-    "rms_norm": (2,),
-    "batch_norm": (1, 2, 3, 4),
-    "instance_norm": (1, 2, 3, 4),
-}
-"""By `naming.canonical`, the places of arguments that are weights and buffers."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -129,29 +147,6 @@ def side_of(slot: CallSlot | None) -> SlotSide | None:
 def _counts(known: tuple[str, ...]) -> tuple[bool, bool]:
     """Whether NaN, and whether Inf, are counted where these fields are known."""
     return "nan" in known, not {"positive_inf", "negative_inf"}.isdisjoint(known)
-
-
-DEVICE = re.compile(r"(device\(type=)?['\"]?(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|meta)(:\d+)?\b")
-EMPTY = frozenset(("None", "False", "'none'", "", "()", "[]"))
-"""Values that most arguments have when nobody gives them."""
-
-DEFAULTS = {
-    "kwarg.reduction": "'mean'",
-    "kwarg.ignore_index": "-100",
-    "kwarg.label_smoothing": "0.0",
-    "kwarg.groups": "1",
-    "kwarg.dilation": "1",
-}
-"""Keywords that have one default in all of torch's functions that take them."""
-
-NO_NAME = ("(", "[", "<", "torch.Size")
-"""How texts of sequences and objects begin."""
-
-LITERAL_DIGITS = 6
-"""Significant digits up to which a float counts as written by a person, so that it must agree exactly."""
-
-COMPUTED_UNITS = 8.0
-"""Roundings by which a float that was computed by the program may differ."""
 
 
 def scalar_difference(mine: Scalar, theirs: Scalar, *, roundoff: float, same_format: bool = True) -> str:

@@ -1,9 +1,4 @@
-"""From ON to OFF: what `graphprobe.dump` collects in between, written in ptdbg's layout at the end.
-
-Arguments of the functions in `compat.ptdbg`, checked before anything runs.
-
-`parse` of ptdbg: one call of a dump, in words.
-"""
+"""ptdbg's switch and `parse`: checks their arguments, collects with `graphprobe.dump`, writes ptdbg's layout."""
 
 from __future__ import annotations
 
@@ -32,6 +27,10 @@ DUMP_STEP = Option("dump_step", "number", 1, least=1, most=100)
 OVERFLOW_NUMS = Option("overflow_nums", "number", 1, least=1)
 COMPARE_KEYS = ("npu_pkl_path", "bench_pkl_path", "npu_dump_data_dir", "bench_dump_data_dir")
 _EXAMPLE = '"1478_Tensor_permute" or "1484_Tensor_transpose_forward"'
+
+logger = logging.getLogger("graphprobe")
+
+_FIELDS = ("max", "min", "mean", "l2")
 
 
 class Scope(NamedTuple):
@@ -181,9 +180,6 @@ def checked_output(path: Any) -> Path:
     return Path(path)
 
 
-logger = logging.getLogger("graphprobe")
-
-
 class Selected:
     """Which calls a scope takes, asked in the order of execution; remembers which of its names were met."""
 
@@ -287,9 +283,6 @@ class Collecting:
         shutil.rmtree(self.folder)
         logger.info("ptdbg: wrote %s and %s", self._pkl, folder)
         return folder
-
-
-_FIELDS = ("max", "min", "mean", "l2")
 
 
 def lines_of_call(pkl: Any, text: Any) -> Iterator[str]:

@@ -23,6 +23,8 @@ from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, sett
 from graphprobe.report.progress import shown_in_notebook
 from graphprobe.settings.limits import TimeBudget, limits_from
 
+__all__ = ["Diagnosis", "Finding", "LargestZ", "diagnose"]
+
 
 def diagnose(
     fn: Callable[..., Any],
@@ -216,6 +218,3 @@ def new_folder_for_proofs() -> Path:
     """One that nobody has named, and that is not there yet."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     return Path("graphprobe-diagnosis").resolve() / stamp
-
-
-__all__ = ["Diagnosis", "Finding", "LargestZ", "diagnose"]

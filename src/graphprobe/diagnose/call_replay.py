@@ -1,9 +1,4 @@
-"""Calls a recorded operation again in float64, on the inputs one side of a comparison recorded, and judges its result.
-
-What a comparison of two runs cannot tell, this can: whether a result is right for what the operation got.
-
-The arguments of a recorded call, put together again, and the function of torch that it names.
-"""
+"""Calls a recorded operation again in float64 on its recorded inputs, and judges whether its result is right."""
 
 from __future__ import annotations
 
@@ -47,6 +42,30 @@ TEXTS = frozenset(
 _SIZE = re.compile(r"^torch\.Size\((.*)\)$")
 _DTYPE = re.compile(r"^torch\.(\w+)$")
 _DEVICE = re.compile(r"^(torch\.)?device\(|^'(cpu|cuda|npu|xpu|mps|hpu|mlu|musa)(:\d+)?'$")
+
+CHANGED = ("output.input.", "output.kwarg.")
+"""How the slots of inputs begin that a call changed in place."""
+
+MOST_ELEMENTS = 1 << 26
+"""Elements of one value beyond which a call is not repeated: float64 runs take many times its memory."""
+
+HUGE = 1e30
+"""Stands for an infinite z: results are written as JSON, which has no infinity."""
+
+ELEMENTWISE = NEAR_ONE | frozenset(
+    "exp exp2 log log2 log10 sqrt rsqrt reciprocal square relu relu6 leaky_relu hardswish hardsigmoid hardtanh "
+    "sigmoid tanh cosh tan asin acos acosh add sub mul div pow neg abs".split()
+)
+"""Functions of one element of each input, rounded once."""
+
+OTHERWISE = 0.02
+CLEANER = 8.0
+FEWEST = 256
+"""See `rounding_truth`."""
+
+CONVERSIONS = frozenset("to type type_as half bfloat16 copy_".split())
+
+_ANSWERS = {"ok": "ok", "better": "ok", "worse": "worse", "unsure": "unsure", "skipped": "skipped"}
 
 
 class NotReplayableError(Exception):
@@ -221,31 +240,6 @@ def _settled(value: Any) -> Any:
     return {key: _settled(item) for key, item in value.items()}
 
 
-CHANGED = ("output.input.", "output.kwarg.")
-"""How the slots of inputs begin that a call changed in place."""
-
-MOST = 1 << 26
-"""Elements of one value beyond which a call is not repeated: float64 runs take many times its memory."""
-
-HUGE = 1e30
-"""Stands for an infinite z: results are written as JSON, which has no infinity."""
-
-ELEMENTWISE = NEAR_ONE | frozenset(
-    "exp exp2 log log2 log10 sqrt rsqrt reciprocal square relu relu6 leaky_relu hardswish hardsigmoid hardtanh "
-    "sigmoid tanh cosh tan asin acos acosh add sub mul div pow neg abs".split()
-)
-"""Functions of one element of each input, rounded once."""
-
-OTHERWISE = 0.02
-CLEANER = 8.0
-FEWEST = 256
-"""See `rounding_truth`."""
-
-CONVERSIONS = frozenset("to type type_as half bfloat16 copy_".split())
-
-_ANSWERS = {"ok": "ok", "better": "ok", "worse": "worse", "unsure": "unsure", "skipped": "skipped"}
-
-
 class TorchReplayer:
     """A `compare.judge.Replayer`. Keeps nothing between calls, so that threads may share it."""
 
@@ -347,8 +341,8 @@ def _tensor(dump: CallDump, call: Call, slot: CallSlot) -> torch.Tensor:
     empty = math.prod(slot.meta.shape) == 0
     if (slot.sampled or not slot.value) and not empty:
         raise NotReplayableError(f"{slot.name}: {slot.missing or 'only some of its values were recorded'}")
-    if math.prod(slot.meta.shape) > MOST:
-        raise NotReplayableError(f"{slot.name} has {math.prod(slot.meta.shape)} elements, more than {MOST}")
+    if math.prod(slot.meta.shape) > MOST_ELEMENTS:
+        raise NotReplayableError(f"{slot.name} has {math.prod(slot.meta.shape)} elements, more than {MOST_ELEMENTS}")
     dtype = getattr(torch, slot.meta.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise NotReplayableError(f"this torch has no dtype {slot.meta.dtype}")

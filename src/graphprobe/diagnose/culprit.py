@@ -1,7 +1,4 @@
-"""Which op of a small failing piece is to blame: the one that has to be compiled, not the one that shows the fault.
-
-The smallest piece of a failing case that fails in the same way, within a budget.
-"""
+"""Shrinks a failing case within a budget, and names the op that has to be compiled for the fault to show."""
 
 from __future__ import annotations
 
@@ -37,6 +34,14 @@ from graphprobe.judge.uncompiled import Reference
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.reducer import Reduction, Repeats, reduce
 from graphprobe.reduce.space import Space
+
+log = logging.getLogger(__name__)
+
+LARGEST = 12
+"""Calls of a piece that is searched for its culprit."""
+
+SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
+"""What C++ computes in a larger type."""
 
 
 def shortened(
@@ -89,15 +94,6 @@ def named(case: Case) -> list[Node]:
 def _is_part(node: Node) -> bool:
     """Whether it picks one of several results; to index a tensor is a call like others."""
     return is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS
-
-
-log = logging.getLogger(__name__)
-
-LARGEST = 12
-"""Calls of a piece that is searched for its culprit."""
-
-SMALL_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
-"""What C++ computes in a larger type."""
 
 
 def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, backend: Any = None) -> list[Node]:

@@ -18,6 +18,26 @@ from graphprobe.findings import Finding, Stage
 from graphprobe.internals.operators.operators import Overload
 from graphprobe.judge.refusals import refusal_of, user_line
 
+FUNCTIONS: tuple[tuple[Stage, str, frozenset[str]], ...] = (
+    ("codegen", "_inductor/graph.py", frozenset({"codegen", "compile_to_module", "_compile_to_module"})),
+    ("lowering", "_inductor/graph.py", frozenset({"run", "run_node", "call_function", "placeholder", "output"})),
+    ("post_grad", "_inductor/fx_passes/post_grad.py", frozenset({"post_grad_passes"})),
+    ("joint", "_inductor/fx_passes/joint_graph.py", frozenset({"joint_graph_passes"})),
+    ("pre_grad", "_inductor/fx_passes/pre_grad.py", frozenset({"pre_grad_passes"})),
+    ("decomposition", "_decomp/decompositions.py", frozenset()),
+    ("decomposition", "_inductor/decomposition.py", frozenset()),
+    ("decomposition", "torch/_refs/", frozenset()),
+    ("aot", "torch/_functorch/", frozenset()),
+    ("dynamo", "torch/_dynamo/", frozenset()),
+)
+"""Stage, file and functions of it (none: any) that show that the stage was at work; the first that fits counts."""
+
+PASSES: frozenset[Stage] = frozenset({"post_grad", "joint", "pre_grad"})
+CALLED_ONCE = PASSES | {"lowering", "codegen"}
+"""Stages of which the outermost frame is the work's beginning."""
+
+MATCHER = "torch._inductor.pattern_matcher"
+
 
 class Origin(msgspec.Struct):
     """Stage and node of an exception.
@@ -41,27 +61,6 @@ class Origin(msgspec.Struct):
     within: str | None = None
     pattern: str | None = None
     also: list[str] = []
-
-
-FUNCTIONS: tuple[tuple[Stage, str, frozenset[str]], ...] = (
-    ("codegen", "_inductor/graph.py", frozenset({"codegen", "compile_to_module", "_compile_to_module"})),
-    ("lowering", "_inductor/graph.py", frozenset({"run", "run_node", "call_function", "placeholder", "output"})),
-    ("post_grad", "_inductor/fx_passes/post_grad.py", frozenset({"post_grad_passes"})),
-    ("joint", "_inductor/fx_passes/joint_graph.py", frozenset({"joint_graph_passes"})),
-    ("pre_grad", "_inductor/fx_passes/pre_grad.py", frozenset({"pre_grad_passes"})),
-    ("decomposition", "_decomp/decompositions.py", frozenset()),
-    ("decomposition", "_inductor/decomposition.py", frozenset()),
-    ("decomposition", "torch/_refs/", frozenset()),
-    ("aot", "torch/_functorch/", frozenset()),
-    ("dynamo", "torch/_dynamo/", frozenset()),
-)
-"""Stage, file and functions of it (none: any) that show that the stage was at work; the first that fits counts."""
-
-PASSES: frozenset[Stage] = frozenset({"post_grad", "joint", "pre_grad"})
-CALLED_ONCE = PASSES | {"lowering", "codegen"}
-"""Stages of which the outermost frame is the work's beginning."""
-
-MATCHER = "torch._inductor.pattern_matcher"
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -26,6 +26,9 @@ from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.operators.operators import value_of, writes_to
 from graphprobe.internals.quiet import quiet
 
+LARGE = 1 << 27
+"""Bytes of a graph's results from which on their references are kept in a file."""
+
 
 @dataclass
 class CompiledGraph:
@@ -269,10 +272,6 @@ class WholeGraph:
 
     def _made(self, outputs: Sequence[Any]) -> list[Any]:
         return [value for i, value in enumerate(outputs) if i not in self._passed]
-
-
-LARGE = 1 << 27
-"""Bytes of a graph's results from which on their references are kept in a file."""
 
 
 class _ToFile(Interpreter):

@@ -1,7 +1,4 @@
-"""The local error of one op: its result against the op in float64 on the very inputs it got.
-
-A suspect: a node that computes something else than it should, with what is needed to prove it.
-"""
+"""Finds suspects: ops of a graph whose result is too far from the same op in float64 on the inputs it received."""
 
 from __future__ import annotations
 
@@ -35,6 +32,32 @@ from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import Noise
 from graphprobe.numerics.verdict import judge, judge_exact, tolerated
+
+RUNS = 3
+"""Perturbed float64 runs behind each sigma."""
+
+RANDOM = frozenset(
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal normal_ "
+    "uniform_ dropout native_dropout inductor_random inductor_randint inductor_seed inductor_seeds "
+    "inductor_lookup_seed rrelu rrelu_with_noise exponential exponential_ random_ poisson "
+    "philox_rand _scaled_dot_product_flash_attention philox_seed".split()
+)
+"""Ops that draw numbers: not comparable."""
+
+UNDEFINED = ALLOCATIONS | {"resize_"}
+"""Ops whose results hold nothing."""
+
+NEAR_ONE = frozenset(
+    "erf erfc expm1 elu celu selu elu_backward atanh asinh sinh log1p tanh sigmoid gelu gelu_backward silu mish "
+    "softplus sin cos logit special_erf log_sigmoid_forward".split()
+)
+"""Functions that libraries compute by way of a number of about one: near zero they are right to a few roundings of
+one, not of the result."""
+
+INDICES = frozenset("argmax argmin topk sort max min kthvalue median nanmedian mode cummax cummin max_pool2d".split())
+
+NEAR = 2.0
+"""Units of roundoff within which a result is as good as the uncompiled one, without a float64 reference."""
 
 
 @dataclass
@@ -92,10 +115,6 @@ class Suspect:
         return next((m for m in map(module_of, [self.node, *self.others]) if m), None)
 
 
-RUNS = 3
-"""Perturbed float64 runs behind each sigma."""
-
-
 class LocalError(msgspec.Struct, frozen=True):
     """What is wrong with one result.
 
@@ -132,30 +151,6 @@ class LocalError(msgspec.Struct, frozen=True):
 
 
 OK = LocalError("ok")
-
-RANDOM = frozenset(
-    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal normal_ "
-    "uniform_ dropout native_dropout inductor_random inductor_randint inductor_seed inductor_seeds "
-    "inductor_lookup_seed rrelu rrelu_with_noise exponential exponential_ random_ poisson "
-    "philox_rand _scaled_dot_product_flash_attention philox_seed".split()
-)
-"""Ops that draw numbers: not comparable."""
-
-UNDEFINED = ALLOCATIONS | {"resize_"}
-"""Ops whose results hold nothing."""
-
-NEAR_ONE = frozenset(
-    "erf erfc expm1 elu celu selu elu_backward atanh asinh sinh log1p tanh sigmoid gelu gelu_backward silu mish "
-    "softplus sin cos logit special_erf log_sigmoid_forward".split()
-)
-"""Functions that libraries compute by way of a number of about one: near zero they are right to a few roundings of
-one, not of the result."""
-
-INDICES = frozenset("argmax argmin topk sort max min kthvalue median nanmedian mode cummax cummin max_pool2d".split())
-
-
-NEAR = 2.0
-"""Units of roundoff within which a result is as good as the uncompiled one, without a float64 reference."""
 
 
 def base_name(op: str) -> str:

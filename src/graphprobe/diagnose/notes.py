@@ -79,6 +79,19 @@ LOOKING = "looking for the smallest case …"
 FACT_LENGTH = 300
 """Characters of the first fact, which is one line."""
 
+BITS_UNSEEN = "it is right within rounding, and could not be compared bit for bit"
+"""Of `exact`, where there was no time or memory to look, or the uncompiled program was not at hand."""
+
+GRAPHS_IN_WORDS: dict[Graphs, str] = {
+    "dynamo": "Dynamo's graphs",
+    "aot": "AOTAutograd's graphs",
+    "decomposition": "the decomposed graphs",
+    "partition": "the parts of the joint graph",
+    "pre_grad": "the graphs after the pre-grad passes",
+    "joint": "the graphs after the joint passes",
+    "post_grad": "the graphs after the post-grad passes",
+}
+
 
 def first_fact(certain: Sequence[Difference], report: RungReport | None = None) -> str:
     """What a user of the compiled program sees, in one line, before anything is known of its cause.
@@ -167,20 +180,6 @@ def no_bits_to_hold_it_to(found: Sequence[BitDifference]) -> str:
     """Of `exact`, where the uncompiled program does not repeat its own bits."""
     names = ", ".join(dict.fromkeys(d.observable for d in found))
     return f"the uncompiled program gives other bits each time in {names}, so that there are none to hold it to"
-
-
-BITS_UNSEEN = "it is right within rounding, and could not be compared bit for bit"
-"""Of `exact`, where there was no time or memory to look, or the uncompiled program was not at hand."""
-
-GRAPHS_IN_WORDS: dict[Graphs, str] = {
-    "dynamo": "Dynamo's graphs",
-    "aot": "AOTAutograd's graphs",
-    "decomposition": "the decomposed graphs",
-    "partition": "the parts of the joint graph",
-    "pre_grad": "the graphs after the pre-grad passes",
-    "joint": "the graphs after the joint passes",
-    "post_grad": "the graphs after the post-grad passes",
-}
 
 
 def where_bits_begin(point: Graphs | None, op: str | None, *, all_run: bool, inductor: bool) -> str:

@@ -26,6 +26,10 @@ from graphprobe.internals.operators.operators import writes_to
 ROUNDINGS = 64
 """Relative differences, in units of the dtype's roundoff, from which on two values of a node are called different."""
 
+REACH, SPREAD = 3, 30
+"""How many steps back from a view, what a pass has removed is taken to be what it looks at; and how many steps what a
+pass has put one call in the place of is followed."""
+
 
 @dataclass
 class Step:
@@ -280,11 +284,6 @@ def _blame(
         if failed:
             break
     return suspect(_fallback(before, after), [], [])
-
-
-REACH, SPREAD = 3, 30
-"""How many steps back from a view, what a pass has removed is taken to be what it looks at; and how many steps what a
-pass has put one call in the place of is followed."""
 
 
 def _added(before: GraphModule, after: GraphModule) -> list[str]:

@@ -27,6 +27,9 @@ from graphprobe.numerics.verdict import NARROW
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
 
+LOOKED_AT = 1 << 17
+"""Elements that are compared at once."""
+
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves."""
@@ -195,10 +198,6 @@ class Program:
         sums = rough_sums(generator, roundoff, sign) if generator is not None and rough else contextlib.nullcontext()
         with sums, InFloat64(widened.usual()):
             return wide.run(lambda fn: fn)
-
-
-LOOKED_AT = 1 << 17
-"""Elements that are compared at once."""
 
 
 class _Widened:

@@ -74,6 +74,8 @@ SHORTEN_S, SHORTEN_WHOLE_S, SHORTEN_CHECKS = 20.0, 60.0, 12
 where only what is left can tell which op is to blame: so long, and as many checks of a piece, or a slow machine would
 leave more and name another op."""
 
+Place = tuple[str | None, str | None, str | None, str | None, list[str]]
+
 
 def graphs_of_inductor(*, lowers: bool = False) -> Any:
     """Inductor's last graphs, run op by op; with `lowers` they are lowered before, for what that raises."""
@@ -388,9 +390,6 @@ def shown_by(result: CaseResult, kind: Kind) -> Kind:
     if result.died is not None:
         return kind_of_death(None if result.died == "timeout" else result.died)
     return next((d.kind for d in result.differences if d.certain), kind)
-
-
-Place = tuple[str | None, str | None, str | None, str | None, list[str]]
 
 
 def free_folder(parent: Path, finding: Finding) -> Path:

@@ -30,6 +30,16 @@ SINGLE = 2.0**-24
 
 T = TypeVar("T")
 
+SHIFT, LEAST_SHIFT = 16.0, 1e-6
+"""Runs are of another program where their mean is apart from the centre by so many times their own scatter, and by this
+share of the centre's rms."""
+
+FAR_SHIFT = 1e-2
+"""Of the centre's rms: what a single run is moved by less than tells roundings as well as three, for gross errors."""
+
+SOME, EVERY = 1 << 22, 8
+"""Of tensors of so many elements, each eighth piece is looked at."""
+
 
 class Runner(Protocol):
     """Runs a step on the program as it was before its first call; None where that was impossible."""
@@ -162,17 +172,6 @@ def _roundings(reference: Reference, run: Runner) -> list[str]:
 def _rounded(run: Runner, reference: Reference, seeds: range, *, least: float = NARROW) -> list[list[Observation]]:
     runs = [run(partial(Program.run_rounded, seed=seed, least=least), RoundedRun) for seed in seeds]
     return [calls for one in runs if one is not None and (calls := _calls(one.calls, reference))]
-
-
-SHIFT, LEAST_SHIFT = 16.0, 1e-6
-"""Runs are of another program where their mean is apart from the centre by so many times their own scatter, and by this
-share of the centre's rms."""
-
-FAR_SHIFT = 1e-2
-"""Of the centre's rms: what a single run is moved by less than tells roundings as well as three, for gross errors."""
-
-SOME, EVERY = 1 << 22, 8
-"""Of tensors of so many elements, each eighth piece is looked at."""
 
 
 def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[Observation]]) -> bool:

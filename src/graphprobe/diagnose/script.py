@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from graphprobe.judge.judging import Difference
     from graphprobe.select.step_ranges import StepSelection
 
-MOST = 3
+MOST_SEQUENCES = 3
 """Sequences of calls that are diagnosed for one function."""
 
 MOST_LOOKS = 40
@@ -50,6 +50,17 @@ ELSEWHERE = "processes that the program forked called compiled functions, which 
 
 CRASHES = ("segfault", "hang", "crash_compile", "crash_runtime")
 """Kinds of faults after which the script goes on with the uncompiled function."""
+
+OTHER_CALL = (
+    "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
+    "for another function with the same text: no guard has kept it from that."
+)
+UNPROVEN = "The script, run again, does not show it."
+
+UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
+"""Such as in a context manager, or by what took Dynamo's parts before the script began."""
+
+RAISED = "call {call} raised {line}, which the diagnosis of that call does not show"
 
 
 @dataclass(frozen=True)
@@ -207,18 +218,6 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
     return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
 
 
-OTHER_CALL = (
-    "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
-    "for another function with the same text: no guard has kept it from that."
-)
-UNPROVEN = "The script, run again, does not show it."
-
-UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
-"""Such as in a context manager, or by what took Dynamo's parts before the script began."""
-
-RAISED = "call {call} raised {line}, which the diagnosis of that call does not show"
-
-
 class ScriptStopped(SystemExit):
     """Ends a script of which no more is to be diagnosed."""
 
@@ -276,7 +275,7 @@ class _Watcher:
     def _is_wanted(self, past: Past, signature: Any) -> bool:
         if self.options.calls is not None:
             return past.number in self.options.calls
-        return len(past.seen) < MOST and signature not in past.seen
+        return len(past.seen) < MOST_SEQUENCES and signature not in past.seen
 
     def after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Diagnose the first call whose result is not finite, and look at those for which something was compiled."""

@@ -1,17 +1,22 @@
-"""How the program is compiled, how far its diagnosis goes, and the settings of torch that a repro must repeat."""
+"""How the program is compiled, how far its diagnosis goes, and the settings and versions that a repro must repeat."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import graphprobe
-from graphprobe.diagnose.dossier.environment import environment
 from graphprobe.diagnose.dossier.own_backend import (
     STAND_IN,
     OwnBackend,
@@ -27,12 +32,16 @@ from graphprobe.internals.dynamo.frame_names import calling_line
 from graphprobe.internals.dynamo.torch_backends import registered
 from graphprobe.internals.names import require
 from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
+from graphprobe.store.schema import is_plain_data
 
 OURS = frozenset({"compile_threads", "worker_start_method", "force_disable_caches", "fx_graph_cache"})
 """Changed by this package in its child processes, or without influence on results."""
 
 OURS_AT = os.path.join(os.path.dirname(graphprobe.__file__), "")
 PACKAGES = ("inductor", "functorch", "dynamo")
+
+LIBRARIES = ("numpy", "torch", "torchvision", "torchaudio", "triton", "pytorch-triton", "intel-openmp", "mkl", "onnx")
+"""Those that bear on what torch compiles; collect_env lists them too."""
 
 
 def line_of_caller() -> str | None:
@@ -175,7 +184,7 @@ class Changed:
         """Take in one setting."""
         values: dict[str, Any] = getattr(self, package)
         values.pop(name, None)
-        if _plain(value):
+        if is_plain_data(value):
             values[name] = value
             return
         try:
@@ -191,19 +200,69 @@ def changed_settings() -> Changed:
         require(f"torch._{package}", "config", purpose="reading settings")
         for name, value in changed_values(f"torch._{package}.config"):
             ours = name in OURS or "cache" in name
-            if not ours and not (name.startswith("_") and _plain(value)):
+            if not ours and not (name.startswith("_") and is_plain_data(value)):
                 found.add(package, name, value)
     return found
 
 
-def _plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
 def versions() -> dict[str, str]:
-    """What a maintainer asks for first."""
-    return environment()
+    """Name and version of torch, the system, the compiler, the processor and the packages; in some milliseconds.
+
+    The names are those of collect_env. No path, host or user is in it.
+    """
+    cuda = torch.cuda.is_available()
+    found = {
+        "PyTorch version": torch.__version__,
+        "PyTorch commit": str(torch.version.git_version),
+        "Is debug build": str(torch.version.debug),
+        "CUDA used to build PyTorch": torch.version.cuda or "None",
+        "OS": f"{_system()} ({platform.machine()})",
+        "GCC version": _compiler(),
+        "Libc version": "-".join(filter(None, platform.libc_ver())) or "N/A",
+        "Python version": f"{' '.join(sys.version.split())} ({sys.maxsize.bit_length() + 1}-bit runtime)",
+        "Python platform": platform.platform(),
+        "Is CUDA available": str(cuda),
+    }
+    if cuda:
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        found["GPU models and configuration"] = ", ".join(f"GPU {i}: {name}" for i, name in enumerate(names))
+        found["cuDNN version"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    found["CPU"] = f"{_processor()}, {os.cpu_count()} CPUs, {torch.backends.cpu.get_cpu_capability()}"
+    found["Versions of relevant libraries"] = "\n".join(f"[pip3] {name}=={version}" for name, version in _packages())
+    return found
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.system()
+
+
+def _compiler() -> str:
+    """First line of what the C++ compiler that Inductor takes says of itself."""
+    command = [*shlex.split(os.environ.get("CXX") or "g++"), "--version"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        said = ""
+    return said.splitlines()[0] if said.strip() else "Could not collect"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def _packages() -> list[tuple[str, str]]:
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return found

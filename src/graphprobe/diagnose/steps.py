@@ -65,6 +65,12 @@ from graphprobe.probe.observe_pass import observe_pass
 
 log = logging.getLogger(__name__)
 
+BEFORE_ATEN = ("dynamo", "pre_grad")
+"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
+
+MOST_PROOFS = 4
+"""Faults proven in one step; the rest are named as unproven."""
+
 
 class EagerReport(msgspec.Struct):
     """The program uncompiled.
@@ -400,10 +406,6 @@ def _checked(
     return suspects
 
 
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
-
-
 def blame(
     program: Program, compilation: Compilation, stage: str, known: dict[str, Any], wanted: Difference | None = None
 ) -> RungReport:
@@ -496,15 +498,11 @@ def _larger(report: RungReport, node: str | None, z: float) -> None:
         report.largest = LargestZ(node, z)
 
 
-MOST = 4
-"""Faults proven in one step; the rest are named as unproven."""
-
-
 def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> None:
     groups: dict[tuple[str, str, str], list[Suspect]] = {}
     for suspect in suspects:
         groups.setdefault((suspect.stage, suspect.pass_ or suspect.op, suspect.direction), []).append(suspect)
-    for number, group in enumerate(list(groups.values())[:MOST], 1):
+    for number, group in enumerate(list(groups.values())[:MOST_PROOFS], 1):
         if prover.compilation.first and report.findings:
             return
         doing(f"proving suspect {number} of {len(groups)}, {group[0].op}")

@@ -1,7 +1,4 @@
-"""A failure that no piece of the program shows: Dynamo's graphs, whole, are what is tried as its proof.
-
-Finds ops that used a constant from an earlier call because a guard was too weak.
-"""
+"""Proves a failure that no piece shows by Dynamo's whole graphs, and finds constants of an earlier call."""
 
 from __future__ import annotations
 
@@ -37,6 +34,12 @@ from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of
+
+BEFORE_ATEN = ("dynamo", "pre_grad")
+"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
+
+STATE = ("_buffers_", "_parameters_")
+"""What Dynamo calls the placeholders that are a module's buffers and parameters."""
 
 
 def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Accused | None:
@@ -162,13 +165,6 @@ def _same(wanted: Any, leaf: Any) -> bool:
         return not different(wanted, leaf)
     number = wanted.item() if isinstance(wanted, torch.Tensor) and not wanted.dim() else wanted
     return _is_number(number) and _is_number(leaf) and bool(number == leaf)
-
-
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
-
-STATE = ("_buffers_", "_parameters_")
-"""What Dynamo calls the placeholders that are a module's buffers and parameters."""
 
 
 def find_whole(

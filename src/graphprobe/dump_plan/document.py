@@ -1,6 +1,6 @@
-"""The JSON file: `{"dump": {...}}`, read and held against its description; conflicts are judged elsewhere.
+"""Reads the JSON file `{"dump": {...}}`, and refuses what it may not hold and settings that exclude each other.
 
-Which settings exclude each other. One table serves the check and the published JSON Schema.
+One table serves the check and the published JSON Schema.
 """
 
 from __future__ import annotations
@@ -31,6 +31,18 @@ from graphprobe.dump_plan.shapes import (
 from graphprobe.errors import SettingError
 from graphprobe.select import steps_from_text
 from graphprobe.select.matching import token_from_text
+
+_ONE_KIND = "overflow is a kind of dump of its own"
+_ONE_RUN = "run the program twice, or leave one of them out"
+
+MAX_FILE_BYTES = 16 * 1024**2
+SCENES = ("watcher", "exception")
+_COMMENT = re.compile(r"\s*(//|/\*|#)")
+_Trail = tuple[Any, str | int] | None
+_TRAILING_COMMA = re.compile(r",\s*[\]}]")
+
+_EXCEPTIONS = ("lite_exception", "aic_err_brief_dump", "aic_err_norm_dump", "aic_err_detail_dump")
+_NOT_HERE = "this is an option: CompilerConfig().dump_config.{0}, or the environment variable {1}"
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -87,8 +99,6 @@ _OVERFLOW = _is("dump_debug", "on")
 _SINGLE_OPS = _is("dump_op_switch", "on")
 _WATCH = _is("dump_scene", "watcher")
 _SOME_MODEL = Condition("dump_list", lambda found: bool(found), {"minItems": 1})
-_ONE_KIND = "overflow is a kind of dump of its own"
-_ONE_RUN = "run the program twice, or leave one of them out"
 
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
@@ -156,13 +166,6 @@ SCHEMA_RULES: tuple[dict[str, Any], ...] = tuple(
 """The conflicts within a file, for the object `dump`."""
 
 
-MAX_FILE_BYTES = 16 * 1024**2
-SCENES = ("watcher", "exception")
-_COMMENT = re.compile(r"\s*(//|/\*|#)")
-_Trail = tuple[Any, str | int] | None
-_TRAILING_COMMA = re.compile(r",\s*[\]}]")
-
-
 def _token(text: str) -> str:
     return token_from_text(text.strip()).text
 
@@ -214,8 +217,6 @@ _ENTRY = TableShape(
     elsewhere=dict.fromkeys(("layers", "dump_layer"), "the key is 'layer'"),
     rules=({"dependentRequired": {"opname_range": ["model_name"]}},),
 )
-_EXCEPTIONS = ("lite_exception", "aic_err_brief_dump", "aic_err_norm_dump", "aic_err_detail_dump")
-_NOT_HERE = "this is an option: CompilerConfig().dump_config.{0}, or the environment variable {1}"
 DUMP = TableShape(
     {
         "dump_path": Key(TextShape(), "directory that exists and can be read and written", required=True),

@@ -1,9 +1,4 @@
-"""The options of a dump, one row each: `CompilerConfig().dump_config`, the command line and the environment.
-
-The options of a dump of calls, one row each: the arguments of `graphprobe.dump`, its JSON file, the command line.
-
-Whether a folder can take a dump, and a file be read: asked of the system, and tried.
-"""
+"""The options of dumps of graphs and of calls, one row each: in Python, JSON file, environment, command line."""
 
 from __future__ import annotations
 
@@ -16,56 +11,6 @@ from graphprobe.dump_plan.shapes import shown
 from graphprobe.errors import SettingError, lacks_room
 from graphprobe.settings import BY_NAME as SETTINGS
 from graphprobe.settings import Option
-
-
-def directory_fault(path: str) -> str | None:
-    """What is wrong with `path` as the folder of a dump, None if nothing is: it is there, can be read and written.
-
-    Permissions alone do not tell, since root may do anything, so a file without a name is written. A disk that is full
-    or read-only is no fault of the path: the dump says what it could not write, and the program runs.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:
-        return _reason(error)
-    if not stat.S_ISDIR(mode):
-        return "it is no directory"
-    wanted = {"read": os.R_OK, "written to": os.W_OK, "entered": os.X_OK}
-    for verb, right in wanted.items():
-        if not os.access(path, right) and not (right == os.W_OK and _read_only(path)):
-            return f"it cannot be {verb}"
-    try:
-        with tempfile.TemporaryFile(dir=path) as file:
-            file.write(b"\0")
-    except OSError as error:
-        if lacks_room(error):
-            return None
-        return f"nothing can be written there: {_reason(error)}"
-    return None
-
-
-def file_fault(path: str) -> str | None:
-    """What is wrong with `path` as a file to read, None if nothing is."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:
-        return _reason(error)
-    if not stat.S_ISREG(mode):
-        return "it is a directory" if stat.S_ISDIR(mode) else "it is no ordinary file"
-    return None if os.access(path, os.R_OK) else "it cannot be read"
-
-
-def _read_only(path: str) -> bool:
-    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "it does not exist"
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "it is no path" if isinstance(error, UnicodeError) else str(error)
-
 
 SWITCH = ("on", "off")
 
@@ -121,42 +66,6 @@ OPTIONS: tuple[Option, ...] = (
 
 BY_NAME: dict[str, Option] = {row.name: row for row in OPTIONS}
 
-
-def checked_option(row: Option, value: object, *, called: str, from_text: bool = False, touch: bool = True) -> object:
-    """`value` as the option keeps it, see `Option.converted`.
-
-    Args:
-        row: the option.
-        value: not None.
-        called: what the user knows the option by, for the message.
-        from_text: the value comes from the environment, where a flag is text.
-        touch: look at the file system, too.
-
-    Raises:
-        SettingError: the option cannot take the value.
-    """
-    try:
-        kept: object = row.converted(value, from_text=from_text)
-        if kept is not None and touch and row.type in ("directory", "file"):
-            fault = directory_fault(str(kept)) if row.type == "directory" else file_fault(str(kept))
-            if fault is not None:
-                raise SettingError(fault, hint=path_hint(str(kept), row.type))
-    except SettingError as error:
-        raise SettingError(f"{called} = {shown(value)}: {error}", hint=error.hint) from error
-    if kept is None:
-        accepted = row.accepted(from_text=from_text)
-        raise SettingError(f"{called} = {shown(value)} ({type(value).__name__})", hint=f"expected {accepted}")
-    return kept
-
-
-def path_hint(path: str, kind: str) -> str:
-    """What to do about a path of this type, `directory` or `file`, that cannot be used."""
-    if path.startswith("~"):
-        return "~ is not expanded: write the path out"
-    shape = "make the directory first" if kind == "directory" else "name a JSON file"
-    return shape if os.path.isabs(path) else f"{shape}; a relative path starts at the working directory"
-
-
 FILE_SECTION = "api_dump"
 
 _FOLDER = "the name of a folder"
@@ -193,3 +102,87 @@ API_OPTIONS: tuple[Option, ...] = (
 
 API_CONFIG = Option("config", "file", None, "", "--api-config", 'JSON file: {"api_dump": {...}}', "FILE")
 """The file that has the others."""
+
+
+def directory_fault(path: str) -> str | None:
+    """What is wrong with `path` as the folder of a dump, None if nothing is: it is there, can be read and written.
+
+    Permissions alone do not tell, since root may do anything, so a file without a name is written. A disk that is full
+    or read-only is no fault of the path: the dump says what it could not write, and the program runs.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    if not stat.S_ISDIR(mode):
+        return "it is no directory"
+    wanted = {"read": os.R_OK, "written to": os.W_OK, "entered": os.X_OK}
+    for verb, right in wanted.items():
+        if not os.access(path, right) and not (right == os.W_OK and _read_only(path)):
+            return f"it cannot be {verb}"
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"\0")
+    except OSError as error:
+        if lacks_room(error):
+            return None
+        return f"nothing can be written there: {_reason(error)}"
+    return None
+
+
+def file_fault(path: str) -> str | None:
+    """What is wrong with `path` as a file to read, None if nothing is."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    if not stat.S_ISREG(mode):
+        return "it is a directory" if stat.S_ISDIR(mode) else "it is no ordinary file"
+    return None if os.access(path, os.R_OK) else "it cannot be read"
+
+
+def _read_only(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is no path" if isinstance(error, UnicodeError) else str(error)
+
+
+def checked_option(row: Option, value: object, *, called: str, from_text: bool = False, touch: bool = True) -> object:
+    """`value` as the option keeps it, see `Option.converted`.
+
+    Args:
+        row: the option.
+        value: not None.
+        called: what the user knows the option by, for the message.
+        from_text: the value comes from the environment, where a flag is text.
+        touch: look at the file system, too.
+
+    Raises:
+        SettingError: the option cannot take the value.
+    """
+    try:
+        kept: object = row.converted(value, from_text=from_text)
+        if kept is not None and touch and row.type in ("directory", "file"):
+            fault = directory_fault(str(kept)) if row.type == "directory" else file_fault(str(kept))
+            if fault is not None:
+                raise SettingError(fault, hint=path_hint(str(kept), row.type))
+    except SettingError as error:
+        raise SettingError(f"{called} = {shown(value)}: {error}", hint=error.hint) from error
+    if kept is None:
+        accepted = row.accepted(from_text=from_text)
+        raise SettingError(f"{called} = {shown(value)} ({type(value).__name__})", hint=f"expected {accepted}")
+    return kept
+
+
+def path_hint(path: str, kind: str) -> str:
+    """What to do about a path of this type, `directory` or `file`, that cannot be used."""
+    if path.startswith("~"):
+        return "~ is not expanded: write the path out"
+    shape = "make the directory first" if kind == "directory" else "name a JSON file"
+    return shape if os.path.isabs(path) else f"{shape}; a relative path starts at the working directory"

@@ -1,9 +1,4 @@
-"""The plan of a dump: what is dumped of which ops, when and where to. Frozen; what is in it has been checked.
-
-The entries of `dump_list`, once they have been checked, as the plan has them.
-
-Ops of a model's graph against the entries of a plan: which are dumped, without which inputs and outputs.
-"""
+"""The plan of a dump: what is dumped of which ops, when and where to. Frozen; what is in it has been checked."""
 
 from __future__ import annotations
 
@@ -35,6 +30,9 @@ ENGINES: tuple[Engine, ...] = ("kernel", "interpreter")
 MODES: tuple[Mode, ...] = ("input", "output", "all")
 DATA: tuple[Data, ...] = ("tensor", "stats")
 STATS: tuple[Stat, ...] = ("Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm")
+
+POSITION = re.compile(r"(input|output)([0-9]{1,6})?", re.ASCII)
+"""An input or output of an op: `input0`, or `input` for all of them."""
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -171,10 +169,6 @@ class DumpPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def _folder(name: str) -> str:
     return name.translate(str.maketrans("./\\ ", "____"))
-
-
-POSITION = re.compile(r"(input|output)([0-9]{1,6})?", re.ASCII)
-"""An input or output of an op: `input0`, or `input` for all of them."""
 
 
 def model_entries(entries: Sequence[Mapping[str, Any]]) -> tuple[ModelEntry, ...]:

@@ -1,7 +1,4 @@
-"""What JSON values may look like: one description gives both the check and the published JSON Schema.
-
-The five kinds of fault in a JSON file, each told with the JSON path and what stood there.
-"""
+"""Describes what JSON values may look like: one description is the check, with its errors, and the JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Run a step in a child process that shares nothing back: crashes, hangs and every side effect stay there.
-
-What a step is doing right now, told by its process to the one that waits for it.
-"""
+"""Runs a step in a child process, where crashes, hangs and side effects stay, and shows what it is doing."""
 
 from __future__ import annotations
 
@@ -40,6 +37,34 @@ SIZE = 256
 TOLD_EVERY_S = 1.0
 """How often it is told what a step is doing."""
 
+_board: ContextVar[Board | None] = ContextVar("board", default=None)
+
+TAIL = 4000
+"""Characters kept of what the child printed."""
+
+POLL_S = 0.2
+"""How often it is looked whether the child has ended while something that it has started keeps its pipe open."""
+
+LOOK_S = 3.0
+"""What a step that is late gets beyond its time to say where it stands."""
+
+STUCK_S = 8.0
+"""A step of a forked child that does nothing for so long but wait for a lock is begun again."""
+
+TRIES = 3
+"""How often a step is begun that waits for a lock."""
+
+STUCK = "LockOfAnotherThread"
+"""In the place of the class of an exception: how each try of a step has ended."""
+
+PR_SET_PDEATHSIG = 1
+"""Of `prctl`: the signal that a process gets when its parent ends."""
+
+COMPILERS = re.compile(
+    r"(\S*-)?(c\+\+|g\+\+|gcc|cc|cc1|cc1plus|clang|clang\+\+|as|ld|lld|icpx|nvcc|ptxas|collect2)([-.]\S*)?"
+)
+"""Names of programs that write what `-o` says; a linker that is killed leaves it empty or cut off."""
+
 
 class Board:
     """A text in memory that processes share. The last one written is what is read.
@@ -68,9 +93,6 @@ class Board:
         return bytes(self._memory[:SIZE]).split(b"\0")[0].decode("utf-8", "ignore")
 
 
-_board: ContextVar[Board | None] = ContextVar("board", default=None)
-
-
 @contextlib.contextmanager
 def told_on(board: Board) -> Iterator[None]:
     """`doing` writes to this board, here and in the steps that are run from here."""
@@ -86,28 +108,6 @@ def doing(what: str) -> None:
     board = _board.get()
     if board is not None:
         board.write(what)
-
-
-TAIL = 4000
-"""Characters kept of what the child printed."""
-
-POLL_S = 0.2
-"""How often it is looked whether the child has ended while something that it has started keeps its pipe open."""
-
-LOOK_S = 3.0
-"""What a step that is late gets beyond its time to say where it stands."""
-
-STUCK_S = 8.0
-"""A step of a forked child that does nothing for so long but wait for a lock is begun again."""
-
-TRIES = 3
-"""How often a step is begun that waits for a lock."""
-
-STUCK = "LockOfAnotherThread"
-"""In the place of the class of an exception: how each try of a step has ended."""
-
-PR_SET_PDEATHSIG = 1
-"""Of `prctl`: the signal that a process gets when its parent ends."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -466,12 +466,6 @@ def end_group(child: int, *, started: Sequence[int]) -> None:
 def _kill(kill: Callable[[int, int], None], process: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         kill(process, signal.SIGKILL)
-
-
-COMPILERS = re.compile(
-    r"(\S*-)?(c\+\+|g\+\+|gcc|cc|cc1|cc1plus|clang|clang\+\+|as|ld|lld|icpx|nvcc|ptxas|collect2)([-.]\S*)?"
-)
-"""Names of programs that write what `-o` says; a linker that is killed leaves it empty or cut off."""
 
 
 def compiled_to(process: int) -> str | None:

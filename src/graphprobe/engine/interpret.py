@@ -18,6 +18,14 @@ from graphprobe.internals.tensors.plain_tensors import physical, without_transfo
 Watch = Callable[[Node, tuple[Any, ...], dict[str, Any], Any], None]
 """Gets a node, the arguments it is run with (before it runs it could have changed them), and its result."""
 
+UNCHECKED = ("aten._unsafe_index.", "aten._unsafe_masked_index.")
+"""Operators that may read outside of a tensor: what they raise op by op, no kernel has to check."""
+
+SEED = 20130
+
+Copy = Callable[[torch.Tensor], torch.Tensor]
+"""Copies flat bytes."""
+
 
 @dataclass
 class GraphRun:
@@ -67,10 +75,6 @@ class Recorder(Interpreter):
             kept = (as_copied if self.functional else copied)(result)
             self.values[n.name] = kept if self.file is None else _moved(kept, self.file)
         return result
-
-
-UNCHECKED = ("aten._unsafe_index.", "aten._unsafe_masked_index.")
-"""Operators that may read outside of a tensor: what they raise op by op, no kernel has to check."""
 
 
 def _unchecked(node: Node) -> torch.Tensor | None:
@@ -130,9 +134,6 @@ def copy_tensor(value: torch.Tensor) -> torch.Tensor:
     return detached.clone() if detached.layout is torch.strided else detached
 
 
-SEED = 20130
-
-
 def _cuda_devices(values: Sequence[Any]) -> list[int]:
     return sorted({v.get_device() for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"})
 
@@ -166,10 +167,6 @@ def run_graph(
 def plain_value(value: Any) -> Any:
     """A value without its history in autograd."""
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-Copy = Callable[[torch.Tensor], torch.Tensor]
-"""Copies flat bytes."""
 
 
 def copied_together(values: Sequence[Any], copy: Copy = torch.clone) -> list[Any]:

@@ -1,6 +1,6 @@
 """The float64 reference of an op on captured inputs, and the noise of each of its elements.
 
-Float64 runs in which every sum is as inaccurate as one that adds its terms one after the other in float32.
+In some float64 runs every sum is as inaccurate as one that adds its terms one after the other in float32.
 
 Compiled code may add in any order. The worst order in use is the plain one: a running sum s_k, rounded K-1 times, with
 the error Σ δ_k·s_k, |δ_k| <= u (taken for u, as everywhere). For terms of mean m and mean square v, s_k is about
@@ -61,6 +61,43 @@ COMPOSED = frozenset(
 )
 """Ops with sums inside: they run as torch's decomposition of them, and the sums are found there."""
 
+AT_ONCE = 1 << 17
+"""Elements that are worked on together: what that takes is several times as large as they are, and stays in cache."""
+
+_Error = Callable[[slice | None], torch.Tensor]
+"""The errors of some rows of a result, as that is now; of all of it for None."""
+
+_Finish = Callable[[list[Any]], list[_Error | None]]
+_Errors = Callable[[Overload, tuple[Any, ...], dict[str, Any]], _Finish]
+"""Looks at the arguments before the op runs, which may overwrite them, and then turns the results into their errors, in
+units of u; None: no error."""
+
+RUNS = 4
+"""Perturbed runs behind each sigma."""
+
+BALANCED = ((1, 1, 1), (-1, 1, -1), (1, -1, -1), (-1, -1, 1))
+"""Signs of up to three inputs in four runs, from a Hadamard matrix: columns, and products of two, add up to nothing."""
+
+WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128, torch.complex128: torch.complex128}
+"""Complex dtypes and what they become; every other floating-point dtype becomes float64."""
+
+CASTS = ("half", "bfloat16", "float", "double")
+
+SUMS = frozenset(
+    "sum mean nansum cumsum mm bmm addmm addmv addbmm baddbmm mv dot vdot matmul linear bilinear convolution conv1d "
+    "conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d index_add scatter_add index_put "
+    "segment_reduce avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d einsum tensordot embedding_dense_backward convolution_backward "
+    "trace upsample_bilinear2d_backward".split()
+)
+"""Ops whose results are sums of products of their inputs, so that op(|x|) is the sum of the terms' magnitudes."""
+
+DRAWN = frozenset(("rand", "randn"))
+DRAWN_LIKE = frozenset(("rand_like", "randn_like"))
+DRAWN_FROM = frozenset(("bernoulli", "normal"))
+DRAWN_INTO = frozenset(("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_", "bernoulli_"))
+"""Functions that draw floating-point numbers: which ones depends on the dtype that they are drawn in."""
+
 
 @contextlib.contextmanager
 def rough_sums(generator: torch.Generator, roundoff: float = ROUNDOFF, sign: int = 1) -> Iterator[None]:
@@ -120,10 +157,6 @@ class _Rough:
         return _of_positive if name in POSITIVE else None
 
 
-AT_ONCE = 1 << 17
-"""Elements that are worked on together: what that takes is several times as large as they are, and stays in cache."""
-
-
 class _Signs:
     """1 or -1 for each element of a tensor, float64, drawn on the CPU; taken row by row, in order."""
 
@@ -143,15 +176,6 @@ def nudge(wide: torch.Tensor, generator: torch.Generator, step: float) -> None:
     drawn = _Signs(wide, generator)
     for rows in (_at(wide, part) for part in _parts(wide)):
         rows.mul_(drawn.of(rows).mul_(step).add_(1))
-
-
-_Error = Callable[[slice | None], torch.Tensor]
-"""The errors of some rows of a result, as that is now; of all of it for None."""
-
-_Finish = Callable[[list[Any]], list[_Error | None]]
-_Errors = Callable[[Overload, tuple[Any, ...], dict[str, Any]], _Finish]
-"""Looks at the arguments before the op runs, which may overwrite them, and then turns the results into their errors, in
-units of u; None: no error."""
 
 
 def _parts(output: torch.Tensor) -> Iterator[slice | None]:
@@ -281,27 +305,6 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-RUNS = 4
-"""Perturbed runs behind each sigma."""
-
-BALANCED = ((1, 1, 1), (-1, 1, -1), (1, -1, -1), (-1, -1, 1))
-"""Signs of up to three inputs in four runs, from a Hadamard matrix: columns, and products of two, add up to nothing."""
-
-WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128, torch.complex128: torch.complex128}
-"""Complex dtypes and what they become; every other floating-point dtype becomes float64."""
-
-CASTS = ("half", "bfloat16", "float", "double")
-
-SUMS = frozenset(
-    "sum mean nansum cumsum mm bmm addmm addmv addbmm baddbmm mv dot vdot matmul linear bilinear convolution conv1d "
-    "conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d index_add scatter_add index_put "
-    "segment_reduce avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
-    "_adaptive_avg_pool2d _adaptive_avg_pool3d einsum tensordot embedding_dense_backward convolution_backward "
-    "trace upsample_bilinear2d_backward".split()
-)
-"""Ops whose results are sums of products of their inputs, so that op(|x|) is the sum of the terms' magnitudes."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class OpReference:
     """One floating-point output of an op, in float64, with its noise.
@@ -313,13 +316,6 @@ class OpReference:
 
     values: Array
     noise: Noise
-
-
-DRAWN = frozenset(("rand", "randn"))
-DRAWN_LIKE = frozenset(("rand_like", "randn_like"))
-DRAWN_FROM = frozenset(("bernoulli", "normal"))
-DRAWN_INTO = frozenset(("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_", "bernoulli_"))
-"""Functions that draw floating-point numbers: which ones depends on the dtype that they are drawn in."""
 
 
 class InFloat64(TorchFunctionMode):

@@ -3,11 +3,10 @@
 Nothing is compiled again and nothing is fused otherwise: the wrapper runs line by line, and in the place of a replaced
 launch the FX nodes behind it, or its IR in plain torch, fill the very buffers that the kernel would have filled.
 
-By what a launch of generated code can be replaced: the piece of the FX graph that it was made from, if there is one.
-
-A launch writes buffers, and each buffer that later launches need has to be the value of one FX node. From these nodes
-back, the graph has to end at values that the launch reads. Where it does not (values that a lowering made on its way,
-or memory that is written to), Inductor's IR of the launch takes its place.
+A launch is replaced by the piece of the FX graph that it was made from, if there is one. It writes buffers, and each
+buffer that later launches need has to be the value of one FX node. From these nodes back, the graph has to end at
+values that the launch reads. Where it does not (values that a lowering made on its way, or memory that is written to),
+Inductor's IR of the launch takes its place.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ from graphprobe.internals.tensors.weak_storage import storage_ids
 
 DRAWS = torch.Tag.nondeterministic_seeded
 COPY = "aten.copy_.default"
+
+How = Literal["graph", "ir", "no"]
 
 
 class NoGraph(Exception):
@@ -169,9 +170,6 @@ def _piece(
     names = tuple(node.name for node in final.graph.nodes if node in inside)
     expressions = tuple(node.meta["val"].node.expr for node in numbers)
     return LaunchPiece(GraphModule(final, graph), tuple(sources.values()), tuple(needed), names, expressions)
-
-
-How = Literal["graph", "ir", "no"]
 
 
 @dataclass

@@ -273,13 +273,6 @@ def main(
 
 # </replay>
 
-GUARD = (
-    'if __name__ == "__main__": import os, sys, traceback; sys.excepthook = lambda *error: (traceback.print_exception('
-    "*error), sys.stdout.flush(), os._exit(130 if error[0] is KeyboardInterrupt else 125))"
-)
-"""First line of a generated script. What keeps it from being loaded, a lack of torch or a kernel that does not compile,
-decides nothing; 1, Python's own exit code for that, would say that it had."""
-
 
 def embedded(*, file: str | None = __file__, mark: str = "replay") -> str:
     """The lines of a module between `# <mark>` and `# </mark>` for a generated script, without what graphprobe gives.

@@ -110,6 +110,9 @@ CHOOSING = frozenset(
 
 _paused = 0
 
+FAR = 2.0**13
+"""Roundings: in float32, one part in 2048 of a result's rms."""
+
 
 @contextlib.contextmanager
 def untouched() -> Iterator[None]:
@@ -534,10 +537,6 @@ def held_roundoff(arrays: Sequence[Array]) -> float:
                 whole = (np.abs(np.frexp(finite)[0]) * 2.0**53).astype(np.int64)  # 53 bits, the first is set
                 bits = max(bits, 54 - int((whole & -whole).min()).bit_length())
     return 2.0**-bits if bits else 0.0
-
-
-FAR = 2.0**13
-"""Roundings: in float32, one part in 2048 of a result's rms."""
 
 
 def roundings_apart(want: Any, have: Any) -> float:

@@ -18,7 +18,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_backed, is_plain
 from graphprobe.numerics import stats, stats_numpy
-from graphprobe.numerics.item_kinds import KINDS, kind_of, table_address
+from graphprobe.numerics.item_kinds import ITEM_KINDS, kind_of, table_address
 from graphprobe.records import TensorMeta, TensorStats
 
 THREADED_BYTES = 512 * 1024
@@ -26,19 +26,33 @@ THREADED_BYTES = 512 * 1024
 
 _BY_DTYPE: dict[torch.dtype, Kind] = {
     getattr(torch, name): (kind.number, table_address(kind), kind.size)
-    for name, kind in KINDS.items()
+    for name, kind in ITEM_KINDS.items()
     if hasattr(torch, name)  # older releases lack the newest 8-bit and 4-bit formats
 }
 
 Kind = tuple[int, int, int]
 """Of a dtype: the number of its `ItemKind`, the address of its table of values or 0, bytes an item."""
 
+_MOST = 8192
+"""Forms that are known at a time; a program whose sizes never come back begins afresh."""
+
+SYMBOLIC = -1
+"""In place of a size that is no number, as the ragged one of a nested tensor."""
+
+RAW_LENGTH = 13 + stats_numpy.LANES
+"""Numbers that `stats_async` leaves: counts, floats as their bits, and the lanes of the digest."""
+
+CHUNK_BYTES = 32 << 20
+"""Read at a time; memory in use on the device is about ten times that at most, for 8-bit dtypes forty times."""
+
+_WORDS = stats_numpy.BLOCK_BYTES // 4
+
 
 def stats_of(tensor: torch.Tensor, *, threads: int | None = None) -> TensorStats:
     """Statistics and digest of a CPU tensor, in one pass over its memory.
 
     Args:
-        tensor: any shape and strides, of a dtype of `numerics.item_kinds.KINDS`; a conjugated or negated view counts
+        tensor: any shape and strides, of a dtype of `numerics.ITEM_KINDS`; a conjugated or negated view counts
             with the values it shows. Elements of `float4_e2m1fn_x2` are counted singly, two to a byte.
         threads: at most so many; None: as many as torch uses. It changes the time and no bit of the result.
 
@@ -123,10 +137,6 @@ def _unreadable(tensor: torch.Tensor, why: str) -> UsageError:
     )
 
 
-_MOST = 8192
-"""Forms that are known at a time; a program whose sizes never come back begins afresh."""
-
-
 class TensorForm(msgspec.Struct, gc=False):
     """What all plain tensors of one dtype, shape and strides have in common.
 
@@ -167,10 +177,6 @@ def _form(tensor: torch.Tensor) -> TensorForm:
     return TensorForm(meta_of(tensor), plain_kind(tensor), count, items, strides_or_none)
 
 
-SYMBOLIC = -1
-"""In place of a size that is no number, as the ragged one of a nested tensor."""
-
-
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """What the tensor is; of a layout without strides, none are given."""
     strides = tensor.stride() if tensor.layout is torch.strided else ()
@@ -193,15 +199,6 @@ _meta = functools.lru_cache(maxsize=_MOST)(_made)
 def text_of(value: torch.dtype | torch.device) -> str:
     """`float32`, `cuda:0`: torch's name without the prefix."""
     return str(value).removeprefix("torch.")
-
-
-RAW_LENGTH = 13 + stats_numpy.LANES
-"""Numbers that `stats_async` leaves: counts, floats as their bits, and the lanes of the digest."""
-
-CHUNK_BYTES = 32 << 20
-"""Read at a time; memory in use on the device is about ten times that at most, for 8-bit dtypes forty times."""
-
-_WORDS = stats_numpy.BLOCK_BYTES // 4
 
 
 def stats_async(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""Timelines as Chrome traces: of a run, of the ops of a dump, of a profile; for ui.perfetto.dev and chrome://tracing.
+"""Chrome traces of a run, of the ops of a dump or of a profile, for ui.perfetto.dev and chrome://tracing.
 
-In that of a run each model is a process, so that a viewer gives it a track of its own. Below it each thread that worked
-on it has a row, with the steps of the compiler inside each other, and the launches of each direction have one.
-
-The Chrome trace format, which Perfetto opens: its events, with times in microseconds, and the whole document.
+In the trace of a run each model is a process, so that a viewer gives it a track of its own. Below it each thread that
+worked on it has a row, with the steps of the compiler inside each other, and the launches of each direction have one.
+Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -26,6 +25,14 @@ from graphprobe.store.files import replace_file
 from graphprobe.store.reader import Model, Run
 from graphprobe.store.schema import UNREADABLE
 from graphprobe.store.step_file import StepRecord, read_steps
+
+LAUNCH_ROW = 1
+"""Rows of launches come before those of threads, which have the native ids as numbers."""
+
+PROFILED = 1
+"""Number of the only process in the trace of a profile."""
+
+FORMAT = "graphprobe export"
 
 
 def named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
@@ -57,15 +64,6 @@ def known(**args: Any) -> dict[str, Any]:
 def document(events: Iterable[Mapping[str, Any]], other: Mapping[str, Any], *, unit: str = "ms") -> dict[str, Any]:
     """The whole trace; `other` is what is not an event, and `unit` the one that viewers show times in."""
     return {"traceEvents": list(events), "displayTimeUnit": unit, "otherData": dict(other)}
-
-
-LAUNCH_ROW = 1
-"""Rows of launches come before those of threads, which have the native ids as numbers."""
-
-PROFILED = 1
-"""Number of the only process in the trace of a profile."""
-
-FORMAT = "graphprobe export"
 
 
 def export_run(run: Run, file: Path, left_out: list[str]) -> int:

@@ -12,10 +12,16 @@ import msgspec
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
-from graphprobe.report.subject import KINDS, Kind, kind_of
+from graphprobe.report.subject import SUBJECTS, Kind, kind_of
 from graphprobe.store.calls import WithStatistics
 from graphprobe.store.files import check_replaced
 from graphprobe.store.reader import Run
+
+FILE_MARKS = (b'"format":"graphprobe export"', b'"otherData":{"graphprobe"')
+"""What the forms that are one file have near their end; `--force` replaces no other."""
+
+MARK = ".graphprobe-export"
+"""Lies in each folder that an export has made; `--force` removes no other."""
 
 
 class Exported(msgspec.Struct):
@@ -104,12 +110,12 @@ def forms_of(kind: Kind) -> list[str]:
 
 
 def _cannot(path: str, kind: Kind, form: str) -> UsageError:
-    words = [KINDS[one] for one in FORMS[form].kinds]
+    words = [SUBJECTS[one] for one in FORMS[form].kinds]
     possible = " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
     forms = ", ".join(forms_of(kind)) or "no form; graphprobe report makes a page of it"
     return UsageError(
-        f"{path} is {KINDS[kind]}; {form} is made from {possible}",
-        hint=f"{KINDS[kind]} can be exported to {forms}",
+        f"{path} is {SUBJECTS[kind]}; {form} is made from {possible}",
+        hint=f"{SUBJECTS[kind]} can be exported to {forms}",
     )
 
 
@@ -131,13 +137,6 @@ def _check_new(out: Path, folder: bool, force: bool) -> None:
             f"--out {out}: it holds something else than an export, which --force does not remove",
             hint="name a folder that is new or empty",
         )
-
-
-FILE_MARKS = (b'"format":"graphprobe export"', b'"otherData":{"graphprobe"')
-"""What the forms that are one file have near their end; `--force` replaces no other."""
-
-MARK = ".graphprobe-export"
-"""Lies in each folder that an export has made; `--force` removes no other."""
 
 
 def _into_folder(request: Request, make: Callable[[Request], Exported]) -> Exported:

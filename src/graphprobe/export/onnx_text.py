@@ -1,8 +1,7 @@
 """FX graphs as ONNX models in protobuf text, for Netron: from the records of a run, or of a live graph. Without torch.
 
-Structure only: the operators keep their names in domains of their own, and nothing here can be executed as ONNX.
-
-Pieces of ONNX models: types, attributes, unique names. `onnx` is imported when a model is made, not before.
+Structure only: the operators keep their names in domains of their own, and nothing here can be executed as ONNX. `onnx`
+is imported when a model is made, not before.
 """
 
 from __future__ import annotations

@@ -28,6 +28,27 @@ default, or always a fresh `process`."""
 INSTRUCTIONS_OK = "TORCHINDUCTOR_VEC_ISA_OK"
 """torch's environment variable: the C++ compiler can be used with each of the processor's instruction sets."""
 
+WAIT_S = 20.0
+"""How long a fork waits for other threads to finish what they compile or import."""
+
+LATE = (
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._inductor.choices",
+    "torch._inductor.codegen.cpp",
+    "torch._inductor.codegen.cpp_wrapper_gpu",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.wrapper_fxir",
+    "torch._inductor.fx_passes.efficient_conv_bn_eval",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.fx_passes.quantization",
+    "sympy.physics.units",
+    "sympy.tensor.tensor",
+)
+"""Modules that a first compilation imports. One that a version of torch does not have is imported by nobody."""
+
 
 def can_fork() -> bool:
     """Whether a child made by `fork` can go on using torch: not after CUDA has been initialised, nor with autograd's
@@ -61,10 +82,6 @@ def _start_autograd() -> None:
     if torch.cuda.device_count() == 0:
         with torch.inference_mode(False), require("torch._C", "DisableTorchFunction", purpose="a backward")():
             torch.ones((), device="cpu", requires_grad=True).backward()
-
-
-WAIT_S = 20.0
-"""How long a fork waits for other threads to finish what they compile or import."""
 
 
 def fork() -> int:
@@ -129,25 +146,6 @@ def prepare() -> None:
             clear()
     collectives.answer_here()
     gc.freeze()  # after what looks through all objects; no collection copies the memory of the parent any more
-
-
-LATE = (
-    "torch._dynamo.backends.inductor",
-    "torch._dynamo.repro.after_dynamo",
-    "torch._inductor.choices",
-    "torch._inductor.codegen.cpp",
-    "torch._inductor.codegen.cpp_wrapper_gpu",
-    "torch._inductor.codegen.cuda_combined_scheduling",
-    "torch._inductor.codegen.wrapper_fxir",
-    "torch._inductor.fx_passes.efficient_conv_bn_eval",
-    "torch._inductor.fx_passes.fuse_attention",
-    "torch._inductor.fx_passes.mkldnn_fusion",
-    "torch._inductor.fx_passes.pad_mm",
-    "torch._inductor.fx_passes.quantization",
-    "sympy.physics.units",
-    "sympy.tensor.tensor",
-)
-"""Modules that a first compilation imports. One that a version of torch does not have is imported by nobody."""
 
 
 def imported() -> Iterator[None]:

@@ -1,7 +1,4 @@
-"""Who is told at what is patched: subscribers that cannot harm the program, and the names that they stand at.
-
-The one place that replaces attributes of other packages: each name once, for all who want it, and undone exactly.
-"""
+"""Patches each name of torch once, notifies its subscribers without harm to the program, and undoes it exactly."""
 
 from __future__ import annotations
 
@@ -18,6 +15,8 @@ import msgspec
 from graphprobe.internals.importhook import ImportHook
 
 _MISSING = object()
+
+T = TypeVar("T")
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -181,9 +180,6 @@ class PatchSet:
     @property
     def addresses(self) -> list[str]:
         return [link.patch.address for _, link in self._applied]
-
-
-T = TypeVar("T")
 
 
 class Listener(Protocol):

@@ -1,5 +1,4 @@
-"""Caches of torch: those of graphs are off while a graph is compiled, for on a hit no pass runs and there is nothing to
-collect; libraries that are cut off are deleted."""
+"""Turns torch's graph caches off while a graph is compiled (on a hit no pass runs), and deletes cut-off libraries."""
 
 from __future__ import annotations
 
@@ -22,6 +21,12 @@ CACHES = (
     ("torch._functorch.config", "enable_remote_autograd_cache"),
     ("torch._functorch.config", "bundled_autograd_cache"),
 )
+
+ELF64 = struct.Struct("<40xQ10xHH")
+"""Of an ELF file's header: where the table of sections begins, the size of a row, and how many there are."""
+
+BEING_WRITTEN_S = 300.0
+"""A library that was changed so recently may not be finished yet."""
 
 
 class _Shared:
@@ -90,13 +95,6 @@ def caches_renewed() -> Iterator[None]:
         return
     with module.patch({"cache_key_tag": uuid.uuid4().hex}):
         yield
-
-
-ELF64 = struct.Struct("<40xQ10xHH")
-"""Of an ELF file's header: where the table of sections begins, the size of a row, and how many there are."""
-
-BEING_WRITTEN_S = 300.0
-"""A library that was changed so recently may not be finished yet."""
 
 
 def drop_cut_off_libraries() -> list[Path]:

@@ -102,6 +102,24 @@ CALLED: Use = "called"
 READ: Use = "read"
 IMPORTED: Use = "imported"
 
+ONLY_NESTED = "V.graph.parent"
+"""What only a nested graph has."""
+
+MISLEADING = (
+    (
+        "2.12",
+        "2.13",
+        "deterministic mode may switch itself off (pytorch/pytorch#198563): ask torch whether it is on after compiling",
+    ),
+    (
+        "2.12",
+        "",
+        "a setting of torch._inductor.config, such as deterministic, holds only in the thread that set it, and not "
+        "where a GPU's backward is compiled (pytorch/pytorch#186537); TORCHINDUCTOR_DETERMINISTIC=1 holds in all",
+    ),
+)
+"""From which torch to which, and what is known; empty: no such limit."""
+
 
 class Name(msgspec.Struct, frozen=True):
     """One private name of torch.
@@ -502,10 +520,6 @@ def missing(*, names: Iterable[Name] = NAMES, while_lowering: bool = False) -> d
     return found
 
 
-ONLY_NESTED = "V.graph.parent"
-"""What only a nested graph has."""
-
-
 def _nested() -> bool:
     from torch._inductor.virtualized import V
 
@@ -517,22 +531,6 @@ def misleading() -> list[str]:
     import torch
 
     return [text for since, until, text in MISLEADING if Name("", "", READ, (), since, until).is_in(torch.__version__)]
-
-
-MISLEADING = (
-    (
-        "2.12",
-        "2.13",
-        "deterministic mode may switch itself off (pytorch/pytorch#198563): ask torch whether it is on after compiling",
-    ),
-    (
-        "2.12",
-        "",
-        "a setting of torch._inductor.config, such as deterministic, holds only in the thread that set it, and not "
-        "where a GPU's backward is compiled (pytorch/pytorch#186537); TORCHINDUCTOR_DETERMINISTIC=1 holds in all",
-    ),
-)
-"""From which torch to which, and what is known; empty: no such limit."""
 
 
 def require(module: str, attribute: str, *, purpose: str) -> Any:

@@ -1,7 +1,4 @@
-"""The walk from a user's function to everything of the user's that it can read and write. No code of the user runs.
-
-What stands for a Python object in a snapshot of side effects, and what is inside of it. No code of a user runs.
-"""
+"""Walks from a user's function to all objects of the user's that it can read and write; no code of the user runs."""
 
 from __future__ import annotations
 
@@ -71,6 +68,17 @@ bases_of: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
 names_in: Callable[[type], Mapping[str, Any]] = vars(type)["__dict__"].__get__
 module_of: Callable[[type], Any] = vars(type)["__module__"].__get__
 qualname_of: Callable[[type], str] = vars(type)["__qualname__"].__get__
+
+MOST_LABELS = 10_000
+"""Values that have labels in one snapshot, and as many that only digests see."""
+
+DEPTH = 4
+"""Steps from a variable: into a container, or into an object's attributes."""
+
+_LIKE_OWN = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
+_OF_EVERY_MODULE = frozenset(vars(Module()))
+_HOOKS = sorted(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))
+_NOTHING = object()
 
 
 def whose(module: Any) -> Literal["user", "package", "library"]:
@@ -278,18 +286,6 @@ def _digest(*parts: Any) -> str:
     return found.hexdigest()
 
 
-MOST = 10_000
-"""Values that have labels in one snapshot, and as many that only digests see."""
-
-DEPTH = 4
-"""Steps from a variable: into a container, or into an object's attributes."""
-
-_LIKE_OWN = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
-_OF_EVERY_MODULE = frozenset(vars(Module()))
-_HOOKS = sorted(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))
-_NOTHING = object()
-
-
 class Walk:
     """Goes from variables into what they hold, the near ones first.
 
@@ -305,7 +301,7 @@ class Walk:
         self._seen: dict[int, tuple[Any, str]] = {}  # kept alive, so that no other object gets its number
         self._taken: dict[tuple[int, str], Any] = {}
         self._owners: dict[Any, str] = {}
-        self._spare = MOST
+        self._spare = MOST_LABELS
 
     def go_on(self) -> None:
         """Open what has been found, and what comes to light there."""
@@ -327,7 +323,7 @@ class Walk:
         Args:
             shut: an object of an installed package holds it, so that others of such packages are not opened.
         """
-        if len(self.values) >= MOST:
+        if len(self.values) >= MOST_LABELS:
             return
         with contextlib.suppress(Exception):
             leaf = leaf_of(value)

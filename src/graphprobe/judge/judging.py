@@ -1,4 +1,4 @@
-"""One judge: does a call show what the uncompiled one showed, as far as rounding allows, and if not, what else?"""
+"""Compares an observed call with the uncompiled one, and lists differences that rounding does not explain."""
 
 from __future__ import annotations
 
@@ -32,6 +32,29 @@ Weight = Literal["certain", "unsure", "better", "undefined"]
 
 EXCUSED: tuple[Weight, ...] = ("better", "undefined")
 """They do not count."""
+
+PARTS = ("outputs", "inputs", "gradients")
+"""Of a call."""
+
+ENOUGH = 8
+"""Numbers of one part of a call that are certainly wrong, after which the others need not be judged, too: one, of any
+part, where perturbed runs are few. More that moved inputs do not explain are left to the float64 run."""
+
+UNSTEADY = "the uncompiled program gives another value each time it runs"
+
+DOUBTFUL = 64.0
+"""How much too large a statistic may be because three runs by chance are near each other: then more are made."""
+
+SURE_OF_CHANCE = 8
+"""Runs that are enough to tell by one that is alone what chance does."""
+
+WEIGHTS: dict[str, Weight] = {"worse": "certain", "unsure": "unsure", "better": "better"}
+
+UNEXPLAINED = "and no rounding explains what it is uncompiled"
+
+OTHER_RMS, OTHER_MOVES = 1e-3, 32.0
+"""The float64 run is of another program if it is apart from the uncompiled one by this relative rms, and by so many
+times what perturbed inputs or other roundings move."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -80,10 +103,6 @@ def identical(reference: Reference, got: Sequence[Observation]) -> bool:
     """Whether every call is bit for bit as uncompiled, so that nothing has to be judged."""
     eager = reference.eager[0]
     return len(eager) == len(got) and all(_same(reference, i, call) for i, call in enumerate(got))
-
-
-PARTS = ("outputs", "inputs", "gradients")
-"""Of a call."""
 
 
 def _same(reference: Reference, call: int, got: Observation) -> bool:
@@ -171,11 +190,6 @@ class _Look:
     for_worst: bool = True
     only_moved: bool = False
     only: Collection[tuple[int, str]] = ()
-
-
-ENOUGH = 8
-"""Numbers of one part of a call that are certainly wrong, after which the others need not be judged, too: one, of any
-part, where perturbed runs are few. More that moved inputs do not explain are left to the float64 run."""
 
 
 class Judged(msgspec.Struct):
@@ -361,16 +375,6 @@ class ValueDifference:
     z: float = float("inf")
 
 
-UNSTEADY = "the uncompiled program gives another value each time it runs"
-
-
-DOUBTFUL = 64.0
-"""How much too large a statistic may be because three runs by chance are near each other: then more are made."""
-
-SURE_OF_CHANCE = 8
-"""Runs that are enough to tell by one that is alone what chance does."""
-
-
 def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifference | None:
     """Whole numbers and truth values: they may differ only where roundings decide them."""
     wrong = (e.cpu() != m.cpu()).cpu()
@@ -466,9 +470,6 @@ def _judge_unrounded(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffe
     return ValueDifference("certain", f"{answer.reason}; no operator of this program rounds")
 
 
-WEIGHTS: dict[str, Weight] = {"worse": "certain", "unsure": "unsure", "better": "better"}
-
-
 def _judge_narrow(
     spot: Spot, m: torch.Tensor, wide: Array | None, perturbed: Sequence[Array]
 ) -> ValueDifference | None:
@@ -529,13 +530,6 @@ def _apart(runs: Sequence[Array], centre: Array, other: Array) -> tuple[float, f
         off, size = np.sqrt(sums / max(1, count))
         largest = max(largest, float(off))
     return largest, float(size)
-
-
-UNEXPLAINED = "and no rounding explains what it is uncompiled"
-
-OTHER_RMS, OTHER_MOVES = 1e-3, 32.0
-"""The float64 run is of another program if it is apart from the uncompiled one by this relative rms, and by so many
-times what perturbed inputs or other roundings move."""
 
 
 def _is_another(spot: Spot, wide: Array, eager: Array) -> bool:

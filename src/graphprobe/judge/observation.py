@@ -1,10 +1,4 @@
-"""What the user of a program can observe of one call: taken in one way, for every rung, proof and case.
-
-What a call returned, as values that can be compared: the leaves, and what is inside those that are objects.
-
-The modules that a function works with: itself, what it is bound to, closes over, partially applies, or finds in its
-globals.
-"""
+"""Observes one call as its user can, in one way for every rung, proof and case."""
 
 from __future__ import annotations
 
@@ -31,13 +25,19 @@ from graphprobe.internals.tensors.trees import structure_of, tree_leaves
 from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.effects import from_record, to_record
 
-MOST = 10_000
+MOST_VALUES = 10_000
 """Values inside of objects that are looked at."""
 
 PLAIN = (bool, int, float, complex, str, torch.device, torch.dtype, torch.SymInt, torch.SymFloat, torch.SymBool)
 _OF_EVERY_MODULE = frozenset(vars(Module()))
 CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, Module)
 """Their names are compared, and nothing inside of them: of modules the state is, apart."""
+
+DEPTH = 4
+"""How many steps from the function: into a container, an object's attributes, or another function."""
+
+FOREIGN = ("torch", "builtins", "functools", "numpy", "graphprobe")
+"""Packages whose functions and objects hold none of the program's modules."""
 
 
 def contents_of(result: Any) -> list[Any]:
@@ -51,7 +51,7 @@ def contents_of(result: Any) -> list[Any]:
     edge: deque[tuple[Any, bool]] = deque()
     seen: dict[int, Any] = {}
     leaves = [_leaf(leaf, edge, seen) for leaf in tree_leaves(result)]
-    while edge and len(leaves) < MOST:
+    while edge and len(leaves) < MOST_VALUES:
         inside, public = edge.popleft()
         for value in tree_leaves(inside):
             shown = _leaf(value, edge, seen)
@@ -256,13 +256,6 @@ def _alone(value: Any) -> Any:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-DEPTH = 4
-"""How many steps from the function: into a container, an object's attributes, or another function."""
-
-FOREIGN = ("torch", "builtins", "functools", "numpy", "graphprobe")
-"""Packages whose functions and objects hold none of the program's modules."""
 
 
 def reachable_modules(*roots: Any) -> list[Module]:

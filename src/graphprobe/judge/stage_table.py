@@ -34,6 +34,9 @@ GRAPHS: tuple[Graphs, ...] = ("dynamo", "aot", "decomposition", "partition", "pr
 Loops = Literal["right", "wrong", "unknown"]
 """Inductor's IR, evaluated in plain torch; unknown where the evaluator does not know it, or a library computes."""
 
+DIED: tuple[Kind, ...] = ("segfault", "hang", "crash_runtime")
+LAID_OUT: tuple[Kind, ...] = ("wrong_stride", "wrong_shape", "wrong_dtype")
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -68,10 +71,6 @@ class Evidence:
     caught: bool = False
     inductor: bool = True
     lost: str = ""
-
-
-DIED: tuple[Kind, ...] = ("segfault", "hang", "crash_runtime")
-LAID_OUT: tuple[Kind, ...] = ("wrong_stride", "wrong_shape", "wrong_dtype")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
-"""The verdict: what the rung that the user runs says, and nothing else, decides whether there is a fault.
+"""The verdict: only the rung that the user runs decides whether there is a fault; documented refusals are none.
 
 What was seen in a changed program (values shown, pieces cut out, passes left out) names a culprit; it never convicts.
-
-What torch documents that it does not compile, and the remedy: such a refusal is no fault of a stage.
 """
 
 from __future__ import annotations
@@ -40,6 +38,14 @@ FIRST_STAGE: Mapping[RungName, Stage] = {
 }
 """The first stage of the compiler that a rung of Inductor's runs and the rung below it does not."""
 
+VERDICTS: Mapping[State, Answer] = {
+    "right": "healthy",
+    "wrong": "fault",
+    "unsure": "undecided",
+    "not_run": "undecided",
+}
+"""By the state of the rung that the user runs."""
+
 
 def state_of(differences: Sequence[Difference] | None) -> State:
     """How a rung did; None: it was not run, or could not be."""
@@ -48,15 +54,6 @@ def state_of(differences: Sequence[Difference] | None) -> State:
     if any(d.certain for d in differences):
         return "wrong"
     return "unsure" if differences else "right"
-
-
-VERDICTS: Mapping[State, Answer] = {
-    "right": "healthy",
-    "wrong": "fault",
-    "unsure": "undecided",
-    "not_run": "undecided",
-}
-"""By the state of the rung that the user runs."""
 
 
 def verdict_of(user: State, *, refused: bool = False, excess: bool = False) -> Answer:

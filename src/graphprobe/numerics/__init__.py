@@ -9,14 +9,14 @@ from graphprobe.faces import loaded_on_use
 if TYPE_CHECKING:
     from graphprobe.numerics import native
     from graphprobe.numerics.divergence import RunValues
-    from graphprobe.numerics.item_kinds import KINDS, TABLES
+    from graphprobe.numerics.item_kinds import ITEM_KINDS, TABLES
     from graphprobe.numerics.pair import PairStats
     from graphprobe.numerics.stats import stats_from_array, stats_from_memory
     from graphprobe.numerics.verdict import DEFAULT, LIBRARY, Verdict, judge, tolerated
 
 __all__ = [
     "DEFAULT",
-    "KINDS",
+    "ITEM_KINDS",
     "LIBRARY",
     "TABLES",
     "PairStats",

@@ -1,7 +1,4 @@
-"""How far several runs of one op are from its float64 reference, in units of the legitimate noise.
-
-Classes of floating-point values: finite, NaN, +Inf, −Inf, and which of them a reference allows.
-"""
+"""How far several runs of one op are from its float64 reference, in units of the legitimate noise."""
 
 from __future__ import annotations
 
@@ -26,6 +23,18 @@ MARGIN = 4.0
 """Noises between the reference and the overflow boundary within which infinite and finite are both right."""
 
 Classes = npt.NDArray[np.uint8]
+
+KEY_OFFSET = 600
+"""Makes the key of every magnitude of float64 positive: half an exponent of -1073 to 1024."""
+
+ZERO = -2000
+"""Key of the peak where the reference is zero; no magnitude of float64 has it."""
+
+DISTINCT_SAMPLE = 4096
+"""Elements in which the share of distinct references is counted."""
+
+TAIL = 1e-3
+"""Share of the elements that may lie above the quantile."""
 
 
 def classes_of(values: Array) -> Classes:
@@ -73,19 +82,6 @@ def allowed_classes(reference: Array, noise: Float64Array, dtype: WorkingDtype) 
         no_room = may | ((allowed & ANY_INF) != 0)
         allowed = np.where(no_room, allowed | FINITE | NAN, allowed)
     return allowed.astype(np.uint8)
-
-
-KEY_OFFSET = 600
-"""Makes the key of every magnitude of float64 positive: half an exponent of -1073 to 1024."""
-
-ZERO = -2000
-"""Key of the peak where the reference is zero; no magnitude of float64 has it."""
-
-DISTINCT_SAMPLE = 4096
-"""Elements in which the share of distinct references is counted."""
-
-TAIL = 1e-3
-"""Share of the elements that may lie above the quantile."""
 
 
 class Divergence(msgspec.Struct, frozen=True):

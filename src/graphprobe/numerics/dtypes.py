@@ -10,6 +10,14 @@ from graphprobe.errors import UsageError
 
 Kind = Literal["float", "complex", "integer", "boolean"]
 
+_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+_INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+
+FINE = ("float16", "bfloat16", "float32", "float64")
+
+EXTREME = 0.98
+"""Share of the largest finite number of a dtype from which a value stands for it: bfloat16's is 0.996 of float32's."""
+
 
 class WorkingDtype(msgspec.Struct, frozen=True):
     """The dtype that a value was computed in or rounded to.
@@ -56,8 +64,6 @@ _FLOATS = (
     _float("float8_e5m2", 2, -14, 57344.0),
     _float("float8_e5m2fnuz", 2, -15, 57344.0, has_inf=False),
 )
-_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
-_INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 
 
 def _table() -> dict[str, WorkingDtype]:
@@ -75,12 +81,6 @@ DTYPES: dict[str, WorkingDtype] = _table()
 
 FLOAT32 = DTYPES["float32"]
 """What hardware accumulates in when the working dtype is narrower."""
-
-
-FINE = ("float16", "bfloat16", "float32", "float64")
-
-EXTREME = 0.98
-"""Share of the largest finite number of a dtype from which a value stands for it: bfloat16's is 0.996 of float32's."""
 
 
 def limit_named(value: float) -> str:

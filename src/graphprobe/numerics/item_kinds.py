@@ -34,7 +34,7 @@ class ItemKind(msgspec.Struct, frozen=True):
     table: str | None = None
 
 
-KINDS: dict[str, ItemKind] = {
+ITEM_KINDS: dict[str, ItemKind] = {
     "float32": ItemKind(0, 4, "float32"),
     "float64": ItemKind(1, 8, "float64"),
     "float16": ItemKind(2, 2, "float16"),
@@ -67,9 +67,9 @@ def kind_of(dtype: str) -> ItemKind:
     Raises:
         UsageError: statistics know no such dtype (quantised ones, `bits8`, the integers of fewer than 8 bits).
     """
-    found = KINDS.get(dtype)
+    found = ITEM_KINDS.get(dtype)
     if found is None:
-        hint = f"known: {', '.join(sorted(KINDS))}; of a quantised tensor take int_repr() or dequantize()"
+        hint = f"known: {', '.join(sorted(ITEM_KINDS))}; of a quantised tensor take int_repr() or dequantize()"
         raise UsageError(f"no statistics of dtype {dtype!r}", hint=hint)
     return found
 

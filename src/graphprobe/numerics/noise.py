@@ -25,6 +25,9 @@ CHUNK = 1 << 16
 MEDIAN_SAMPLE = 1 << 18
 """Elements the median is taken of; larger tensors are sampled at a fixed stride."""
 
+_SIGNS: Float64Array = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float64) - 1
+"""Eight signs for each byte."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Noise:
@@ -40,10 +43,6 @@ class Noise:
 
     sigma: Float64Array
     accumulation: Float64Array | None = None
-
-
-_SIGNS: Float64Array = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float64) - 1
-"""Eight signs for each byte."""
 
 
 def signs(drawn: npt.NDArray[np.uint8], begin: int, end: int) -> Float64Array:

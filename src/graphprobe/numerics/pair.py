@@ -16,7 +16,7 @@ import numpy.typing as npt
 from graphprobe.errors import UsageError
 from graphprobe.numerics import native, pair_numpy
 from graphprobe.numerics.dtypes import DTYPES
-from graphprobe.numerics.item_kinds import KINDS, TABLE2, ItemKind, kind_of, table_address
+from graphprobe.numerics.item_kinds import ITEM_KINDS, TABLE2, ItemKind, kind_of, table_address
 
 CLASSES = ("finite", "nan", "positive_inf", "negative_inf")
 """The order of rows and columns of `PairStats.classes`."""
@@ -126,7 +126,7 @@ def compare_pairs(
     limit: float = 4.0,
     threads: int = 1,
 ) -> PairStats:
-    """Compares two arrays of one shape, of any dtypes of `item_kinds.KINDS`, in float64.
+    """Compares two arrays of one shape, of any dtypes of `item_kinds.ITEM_KINDS`, in float64.
 
     Memory-mapped arrays are read in place; what is not contiguous is copied first. Nothing else is allocated that
     grows with the size.
@@ -194,7 +194,7 @@ def _checked_kind(side: str, array: npt.NDArray[Any], dtype: str) -> ItemKind:
             f"byte order of the {side}'s dtype {array.dtype} is not the machine's", hint="convert with astype"
         )
     if dtype in _PARTS:
-        part = KINDS[_PARTS[dtype]]
+        part = ITEM_KINDS[_PARTS[dtype]]
         return ItemKind(part.number, part.size, part.codes, parts=2)
     return kind
 

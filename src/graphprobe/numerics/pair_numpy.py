@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphprobe.numerics.item_kinds import KINDS, TABLE, TABLE2, Floats, ItemKind, table_at
+from graphprobe.numerics.item_kinds import ITEM_KINDS, TABLE, TABLE2, Floats, ItemKind, table_at
 from graphprobe.numerics.stats_numpy import memory_at, values_of
 
 SEGMENT, TILE, LANES = 65536, 1024, 8
 
 Bools = npt.NDArray[np.bool_]
 
-_BY_NUMBER = {kind.number: kind for kind in KINDS.values()}
-_WIDE_INTEGERS = (KINDS["int64"].number, KINDS["uint64"].number)
+_BY_NUMBER = {kind.number: kind for kind in ITEM_KINDS.values()}
+_WIDE_INTEGERS = (ITEM_KINDS["int64"].number, ITEM_KINDS["uint64"].number)
 
 
 def total(values: Floats) -> float:

@@ -27,7 +27,7 @@ def stats_from_memory(
 
     Args:
         address: of the first element, in bytes. The memory is read, so it must stay as it is during the call.
-        dtype: torch's name without the prefix, e.g. `bfloat16`; a key of `item_kinds.KINDS`.
+        dtype: torch's name without the prefix, e.g. `bfloat16`; a key of `item_kinds.ITEM_KINDS`.
         shape: sizes; `()` for one element. Items of `float4_e2m1fn_x2` are bytes of two elements.
         strides: in items, not negative, 0 allowed; None for contiguous memory.
         threads: at most so many, for more than 128 KiB. It changes the time and no bit of the result.

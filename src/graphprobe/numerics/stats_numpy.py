@@ -1,14 +1,12 @@
-"""The statistics of `TensorStats` without the C++ core: the same definitions, for machines that could not build it.
+"""The statistics and the digest of `TensorStats` without the C++ core: the same definitions, equal digests.
 
-The digest of `TensorStats` without the C++ core: equal bits to `native/digest.cpp` and `native/kernels.cpp`.
-
-The bytes of the elements, in logical order, are cut into blocks of 8192, a block into stripes of 64, a stripe into 16
-lanes of 32 bits. Each word x of a lane becomes x ^ (x >> 15), so that sign bits reach the low ones. A lane of a block
-is the sum, modulo 2**32, of the signed 16-bit halves of these, times keys that differ everywhere in the block. The
-lanes of all blocks are added modulo 2**64, each block times an odd multiplier of its own. Last, the 16 sums and the
-number of bytes are mixed into 64 bits. What is left over after the last whole stripe is filled up with zeros and
-counts as a block of one stripe, with that stripe's keys and that block's multiplier. Sums may be formed in any order,
-by any number of threads.
+For the digest, the bytes of the elements, in logical order, are cut into blocks of 8192, a block into stripes of 64, a
+stripe into 16 lanes of 32 bits. Each word x of a lane becomes x ^ (x >> 15), so that sign bits reach the low ones. A
+lane of a block is the sum, modulo 2**32, of the signed 16-bit halves of these, times keys that differ everywhere in the
+block. The lanes of all blocks are added modulo 2**64, each block times an odd multiplier of its own. Last, the 16 sums
+and the number of bytes are mixed into 64 bits. What is left over after the last whole stripe is filled up with zeros
+and counts as a block of one stripe, with that stripe's keys and that block's multiplier. Sums may be formed in any
+order, by any number of threads.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from graphprobe.numerics.item_kinds import KINDS, TABLE, TABLE2, Floats, ItemKind, table_at
+from graphprobe.numerics.item_kinds import ITEM_KINDS, TABLE, TABLE2, Floats, ItemKind, table_at
 
 BLOCK_BYTES = 8192
 STRIPE_BYTES = 64
@@ -31,6 +29,13 @@ MASK = (1 << 64) - 1
 
 Lanes = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
+
+CHUNK_BYTES = 64 * BLOCK_BYTES
+"""Read at a time; memory in use is a few times eight times that."""
+
+_BY_NUMBER = {kind.number: kind for kind in ITEM_KINDS.values()}
+
+_Result = TypeVar("_Result")
 
 
 def splitmix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -91,14 +96,6 @@ def finish(lanes: Lanes, total_bytes: int) -> str:
     for lane in lanes:
         mixed = splitmix(mixed ^ lane)
     return f"{int(mixed[0]):016x}"
-
-
-CHUNK_BYTES = 64 * BLOCK_BYTES
-"""Read at a time; memory in use is a few times eight times that."""
-
-_BY_NUMBER = {kind.number: kind for kind in KINDS.values()}
-
-_Result = TypeVar("_Result")
 
 
 class Sums:
@@ -185,7 +182,7 @@ def values_of(data: npt.NDArray[np.uint8], kind: ItemKind, table: Floats | None)
     if table is not None:
         found: Floats = table.reshape(256, -1)[data].reshape(-1)
         return found
-    if kind.number == KINDS["bfloat16"].number:
+    if kind.number == ITEM_KINDS["bfloat16"].number:
         return (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     raw = data.view(kind.codes).astype(np.float64)
     if kind.parts == 1:

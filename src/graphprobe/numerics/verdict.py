@@ -1,7 +1,4 @@
-"""The four verdicts: is the candidate within the noise, worse than it, better than eager, or is there no telling.
-
-Verdicts without a float64 reference: integers and booleans, and indices that stand for values.
-"""
+"""The four verdicts: is the candidate within the noise, worse than it, better than eager, or is there no telling."""
 
 from __future__ import annotations
 
@@ -19,6 +16,12 @@ from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import C0, CHUNK, Array, Noise, flat, scale, sigma_from_runs, typical_magnitude, widen
 
 Answer = Literal["ok", "candidate_worse", "candidate_better", "inconclusive"]
+
+NARROW = 2.0**-20
+"""Unit roundoff above which a dtype counts as narrow."""
+
+FEW_ALONE = 4
+"""One in so many elements may be off alone, where that is a matter of chance."""
 
 
 class Thresholds(msgspec.Struct, frozen=True):
@@ -47,9 +50,6 @@ DEFAULT = Thresholds()
 LIBRARY = Thresholds(floor_rms=4.0, floor_q999=16.0, floor_max=32.0, floor_gain=4.0, c0=1.0)
 """What is tolerated in float32 and wider: libraries of elementary functions are a few roundings apart. In narrower
 dtypes a result is rounded far more coarsely than such a function errs, and the tuned thresholds hold."""
-
-NARROW = 2.0**-20
-"""Unit roundoff above which a dtype counts as narrow."""
 
 
 def tolerated(dtype: WorkingDtype) -> Thresholds:
@@ -184,10 +184,6 @@ def judge(
         worst = tuple(int(i) for i in np.unravel_index(mine.worst, reference.shape))
     answer, reason = _answer(mine, others, blank, held, thresholds)
     return Verdict(answer, reason, mine, others, held, excess, statistic, worst)
-
-
-FEW_ALONE = 4
-"""One in so many elements may be off alone, where that is a matter of chance."""
 
 
 def off_alone(

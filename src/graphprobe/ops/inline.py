@@ -26,6 +26,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 logger = logging.getLogger("graphprobe")
 
+_tap: Callable[[torch.Tensor, str, str, bool], torch.Tensor]
+
 
 def save(t: torch.Tensor, name: str) -> torch.Tensor:
     """Write the values of `t` to disk, when the program comes to this point; and those of its gradient.
@@ -117,7 +119,6 @@ def _tapped(t: torch.Tensor, name: str, function: str, compiled: bool) -> torch.
     return view
 
 
-_tap: Callable[[torch.Tensor, str, str, bool], torch.Tensor]
 _tap = torch.compiler.allow_in_graph(_tapped)  # type: ignore[no-untyped-call]
 
 

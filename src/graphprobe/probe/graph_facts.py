@@ -1,7 +1,4 @@
-"""Write the nodes of a model's graphs as records: `graphs.jsonl`, each node once, however many graphs have it.
-
-The nodes of a live graph as records: what `graphs.jsonl` holds of them.
-"""
+"""Writes the nodes of a model's live graphs as records: `graphs.jsonl`, each node once, however many graphs have it."""
 
 from __future__ import annotations
 
@@ -37,6 +34,8 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 
 NO_SOURCE = ("placeholder", "output")
 """Nodes that stem from no line: an input comes from outside, an output computes nothing."""
+
+Runs = tuple[GraphRuns, ...]
 
 
 def graphs_in(gm: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
@@ -162,9 +161,6 @@ def _function(target: Any) -> NodeTarget:
     if operator is None:
         return NodeTarget(name_of(target).removeprefix("builtins."))
     return NodeTarget(f"torch.ops.{name_of(target)}", operator.arguments)
-
-
-Runs = tuple[GraphRuns, ...]
 
 
 class GraphFacts:

@@ -1,10 +1,7 @@
-"""Inductor's part of one graph: scheduler IR before and after fusion, generated code, launches.
+"""Inductor's part of one graph: scheduler IR before and after fusion, generated code, launches, the first call.
 
-`captured_ops.json`: what a compiled graph launched, in the order in which it ran, as a Chrome trace.
-
-From launches back to scheduler nodes, FX nodes and source lines.
-
-The first call of a compiled graph as a step, and each launch in it as a step inside that.
+`captured_ops.json` has what a compiled graph launched, in the order in which it ran, as a Chrome trace: launches are
+followed back to scheduler nodes, FX nodes and source lines.
 """
 
 from __future__ import annotations
@@ -36,6 +33,14 @@ from graphprobe.store import layout
 from graphprobe.store.writer import RunWriter
 
 COMPONENT = "run"
+
+MAX_CALLS = 4
+"""CUDA graphs are captured on the second call or later; after this many calls without a capture, none is coming."""
+
+FROM_WRAPPER = "launches of the compiled wrapper, in the order in which they ran"
+FROM_CAPTURE = "launches of the compiled wrapper while the stream was captured into a CUDA graph"
+
+Failed = Callable[[str, BaseException], None]
 
 
 def first_run(
@@ -117,13 +122,6 @@ def nodes_by_launch(buffers: Sequence[Iterable[str]], nodes: Sequence[IRNode]) -
         done.update(here)
         found.append(tuple(nodes[index] for index in here))
     return found
-
-
-MAX_CALLS = 4
-"""CUDA graphs are captured on the second call or later; after this many calls without a capture, none is coming."""
-
-FROM_WRAPPER = "launches of the compiled wrapper, in the order in which they ran"
-FROM_CAPTURE = "launches of the compiled wrapper while the stream was captured into a CUDA graph"
 
 
 class LaunchRecorder:
@@ -243,9 +241,6 @@ def chrome_trace(
         "launches": len(launches),
     }
     return json.dumps(document(events, other, unit="ns"), indent=1)
-
-
-Failed = Callable[[str, BaseException], None]
 
 
 class LoweringRecorder:

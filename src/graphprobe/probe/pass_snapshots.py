@@ -1,6 +1,6 @@
 """One direction of one model: its graph, the graph after each pass that changed it, and every pass as an event.
 
-Has a graph changed since it was last looked at? A look by identity, many times cheaper than a fingerprint.
+Whether a pass changed a graph is asked of identities first, which is many times cheaper than a fingerprint.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ UNOBSERVED = "unobserved_changes"
 
 NESTED = "changes_in_nested_graphs"
 """Pass name of the new text of a graph of which only nested graphs have changed, whose own series tell how."""
+
+META_KEYS = ("val", "example_value", "tensor_meta")
 
 
 class Snapshot(msgspec.Struct):
@@ -391,9 +393,6 @@ def _chain(error: BaseException) -> list[BaseException]:
         found.append(current)
         current = current.__cause__ or current.__context__
     return found
-
-
-META_KEYS = ("val", "example_value", "tensor_meta")
 
 
 class GraphWatch:

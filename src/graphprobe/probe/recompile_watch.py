@@ -15,6 +15,8 @@ from graphprobe.internals.bus import Subscription
 from graphprobe.internals.dynamo import recompile_taps
 from graphprobe.report.run_text import group_line, recompile_lines
 
+_LOST = "recompilations may be missing: "
+
 
 class Recompiles:
     """Notes every recompilation of the process while it is open, on all threads. Made by `recompiles`.
@@ -118,9 +120,6 @@ class Recompiles:
 
     def _note_missing(self, addresses: list[str]) -> None:
         self._notes.append(f"{_LOST}this torch lacks {', '.join(addresses)}")
-
-
-_LOST = "recompilations may be missing: "
 
 
 def recompiles(*, allowed: int = 0) -> Recompiles:

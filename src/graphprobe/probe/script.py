@@ -18,6 +18,8 @@ import msgspec
 
 from graphprobe.errors import Interrupted, UsageError, raised_from
 
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun", "accelerate.commands.launch", "deepspeed")
+
 
 class ScriptTarget(msgspec.Struct, frozen=True):
     """What to run: exactly one of a script, a module (`-m`) or a piece of code (`-c`), and its arguments."""
@@ -74,9 +76,6 @@ def check(program: ScriptTarget) -> None:
             _check_module(program.target)
         else:
             _compile(program.target, "<string>")
-
-
-LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun", "accelerate.commands.launch", "deepspeed")
 
 
 def run(program: ScriptTarget) -> Ended:

@@ -1,7 +1,4 @@
-"""One observed process: the taps, the writer, and a recorder for each compiled graph.
-
-Facts that are added one a line to a file of the run while it goes on: recompilations, graph breaks.
-"""
+"""One observed process: the taps, the writer, a recorder for each compiled graph, and facts added line by line."""
 
 from __future__ import annotations
 

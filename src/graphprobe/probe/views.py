@@ -1,9 +1,4 @@
-"""A captured graph in the form that was asked for: text, ONNX text, or a Python script.
-
-The scheduler's graph as text: a table, then Inductor's own long form of each node.
-
-`output_code.py`: Inductor's generated module, made runnable on its own.
-"""
+"""Writes a captured graph in the form asked for: text, ONNX text, Python, or `output_code.py` that runs on its own."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ import torch
 
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes, why_not
-from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, Script
+from graphprobe.probe.formats import GUARD, IRBuffer, IRGraph, IRNode, Script
 from graphprobe.probe.formats.literals import input_metas, metas_text
 from graphprobe.store.layout import Extension, Stage
 
@@ -37,7 +32,7 @@ def _guarded(body: str) -> str:
     first, end, rest = body.partition("\n")
     if first.strip() and not first.lstrip().startswith("#"):
         return body
-    return f"{replay.GUARD}  {first}".rstrip() + end + rest
+    return f"{GUARD}  {first}".rstrip() + end + rest
 
 
 def _without_main(code: str) -> tuple[str, bool]:

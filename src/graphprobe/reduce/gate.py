@@ -14,6 +14,8 @@ from graphprobe.reduce.space import Candidate, Oracle
 
 C = TypeVar("C", bound=Candidate)
 
+CONFIRM = "confirm"
+
 
 class Budget(msgspec.Struct, frozen=True):
     """When to stop. Answers out of a journal cost nothing.
@@ -33,9 +35,6 @@ class BudgetSpent(Exception):
 
 class Unsteady(Exception):
     """The best case did not fail as before when it was asked again. The driver of a reduction catches it."""
-
-
-CONFIRM = "confirm"
 
 
 class Pass(msgspec.Struct):

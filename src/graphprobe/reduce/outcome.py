@@ -1,7 +1,4 @@
-"""What an oracle says of a case.
-
-What an observer is told while a reduction runs.
-"""
+"""What an oracle says of a case, and what an observer is told while a reduction runs."""
 
 from __future__ import annotations
 

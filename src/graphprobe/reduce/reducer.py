@@ -1,9 +1,4 @@
-"""Reduces a failing case: is it steady, fewer units, simpler values, until nothing makes it smaller.
-
-Runs shrinking passes until none of them finds anything.
-
-How steadily a case fails, and how often a candidate has to be asked because of that.
-"""
+"""Reduces a failing case: is it steady, fewer units, simpler values, until nothing makes it smaller."""
 
 from __future__ import annotations
 
@@ -19,6 +14,17 @@ from graphprobe.reduce.journal import Journal
 from graphprobe.reduce.outcome import Answer, Observer, OracleVerdict
 from graphprobe.reduce.search import Subsets, reduce_units
 from graphprobe.reduce.space import Candidate, Oracle, Shrink, Space
+
+C = TypeVar("C", bound=Candidate)
+
+ORIGINAL, RESULT = "original", "result"
+
+DOUBT_AFTER = 8
+"""Candidates in a row that do not fail before the best case is asked whether it still does: that many are rare while a
+steady failure is cut down by halves, and common where a failure comes and goes."""
+
+INTERRUPTED = "interrupted"
+"""What `Reduction.stopped` says after Ctrl-C."""
 
 
 class Repeats(msgspec.Struct, frozen=True):
@@ -144,18 +150,6 @@ def shrink_once(gate: Gate[C], shrink: Shrink[C]) -> bool:
                 return changed
             skip = 0
         changed = True
-
-
-C = TypeVar("C", bound=Candidate)
-
-ORIGINAL, RESULT = "original", "result"
-
-DOUBT_AFTER = 8
-"""Candidates in a row that do not fail before the best case is asked whether it still does: that many are rare while a
-steady failure is cut down by halves, and common where a failure comes and goes."""
-
-INTERRUPTED = "interrupted"
-"""What `Reduction.stopped` says after Ctrl-C."""
 
 
 class Reduction(msgspec.Struct, Generic[C], frozen=True):

@@ -1,17 +1,9 @@
 """The search for the fewest units that still fail, by several strategies over one gate.
 
-Bisection for a fault at a single location; each question is half the size of the one before.
-
-Drops what can be dropped, chunk by chunk and then unit by unit, where failures are not monotone.
-
-QuickXplain: the units that a failure needs, by divide and conquer.
-
-The algorithm is that of U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems,
-AAAI 2004. It takes about 2k log2(n/k) calls for k needed units of n, where the failure is monotone.
-
-The smallest failing prefix, then the smallest failing suffix of it, each by bisection.
-
-Subsets of a space before the gate: built once, remembered, with the smallest failing one at hand.
+Bisection finds a fault at one place; each question is half the size of the one before. A prefix, and then a suffix of
+it, are found by bisection, too. A sweep drops chunk by chunk and then unit by unit, where failures are not monotone.
+QuickXplain divides and conquers (U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained
+Problems, AAAI 2004): about 2k log2(n/k) calls for k needed units of n, where the failure is monotone.
 """
 
 from __future__ import annotations
@@ -25,12 +17,37 @@ from graphprobe.reduce.gate import Gate
 from graphprobe.reduce.outcome import OracleVerdict
 from graphprobe.reduce.space import Candidate, Space, Unit
 
+C = TypeVar("C", bound=Candidate)
+
+PREFIX, SUFFIX = "prefix", "suffix"
+
+NAME = "quickxplain"
+
+SWEEP, SINGLES, COMPANY = "sweep", "singles", "company"
+
+CHUNKS = 48
+"""The first pass tries this many chunks. With m random constraints between units, a chunk of less than 1/m of them goes
+more often than not, and what goes takes its constraints along."""
+
+PAIRS = 8
+"""Units that cannot be dropped alone are tried in pairs up to this number of them."""
+
+WINDOW = "halves"
+
+UNTESTED = 2
+"""Halves in a row that were taken because the other one passes, before one of them is asked about itself."""
+
+HINTS = "hints"
+
+UNRESOLVED_CUTS = 2
+"""Cuts of the prefix and the suffix that may be UNRESOLVED. With m random constraints all but 1 in (4/3)^m are."""
+
+UNRESOLVED_SPLITS = 3
+"""Splits of QuickXplain that may be UNRESOLVED: from then on it would keep too much at too many calls."""
+
 
 class Patience(Exception):
     """Too many subsets could not be judged: what assumes that most can be is given up."""
-
-
-C = TypeVar("C", bound=Candidate)
 
 
 class Subsets(Generic[C]):
@@ -158,9 +175,6 @@ def _mask(keep: frozenset[int], count: int) -> int:
     return int.from_bytes(bits, "little")
 
 
-PREFIX, SUFFIX = "prefix", "suffix"
-
-
 def smallest_prefix(subsets: Subsets[C], order: Sequence[int], fixed: frozenset[int], by: str) -> int:
     """The length of a failing prefix of `order`, to which `fixed` is added, that fails no more when cut by one unit.
 
@@ -194,9 +208,6 @@ def narrow(subsets: Subsets[C]) -> frozenset[int]:
     return last | {backwards[-1]}
 
 
-NAME = "quickxplain"
-
-
 def explain(subsets: Subsets[C], fixed: frozenset[int]) -> frozenset[int]:
     """A smallest set of units of the best case that, with `fixed`, fails; minimal if the failure is monotone.
 
@@ -223,16 +234,6 @@ def _needed(subsets: Subsets[C], fixed: frozenset[int], grown: bool, order: Sequ
     late = _needed(subsets, fixed.union(first), True, second)
     early = _needed(subsets, fixed.union(late), bool(late), first)
     return [*early, *late]
-
-
-SWEEP, SINGLES, COMPANY = "sweep", "singles", "company"
-
-CHUNKS = 48
-"""The first pass tries this many chunks. With m random constraints between units, a chunk of less than 1/m of them goes
-more often than not, and what goes takes its constraints along."""
-
-PAIRS = 8
-"""Units that cannot be dropped alone are tried in pairs up to this number of them."""
 
 
 def sweep(subsets: Subsets[C], *, seed: int = 0) -> None:
@@ -324,12 +325,6 @@ def _drop_any(subsets: Subsets[C], groups: Iterable[list[int]], by: str) -> bool
     return dropped
 
 
-WINDOW = "halves"
-
-UNTESTED = 2
-"""Halves in a row that were taken because the other one passes, before one of them is asked about itself."""
-
-
 def narrow_to_window(subsets: Subsets[C]) -> None:
     """Narrow the best case down to a run of its units, as long as one half of it fails without the other.
 
@@ -354,15 +349,6 @@ def narrow_to_window(subsets: Subsets[C]) -> None:
         else:
             low = middle
             untested += 1
-
-
-HINTS = "hints"
-
-UNRESOLVED_CUTS = 2
-"""Cuts of the prefix and the suffix that may be UNRESOLVED. With m random constraints all but 1 in (4/3)^m are."""
-
-UNRESOLVED_SPLITS = 3
-"""Splits of QuickXplain that may be UNRESOLVED: from then on it would keep too much at too many calls."""
 
 
 def reduce_units(subsets: Subsets[C], *, hints: Sequence[int] = (), seed: int = 0) -> None:

@@ -1,7 +1,4 @@
-"""A comparison told in words: what every face says of it, its form on the terminal, and its JSON document.
-
-A comparison as CSV: the columns of ptdbg_ascend, then ours.
-"""
+"""Tells a comparison in words, on the terminal, as JSON, and as CSV: the columns of ptdbg_ascend, then ours."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ BASIS = {
     "none": "nothing could be compared",
 }
 
-KINDS = {
+DIFFERENCES_IN_WORDS = {
     "wrong_value": "gives another result than its inputs explain",
     "wrong_gradient": "gives another gradient than its inputs explain",
     "nonfinite": "gives NaN or infinity on one side only",
@@ -83,6 +80,47 @@ LABEL = 11
 
 LISTED = 20
 """Findings and unpaired calls that the terminal shows."""
+
+SOURCE_COLUMNS = (
+    "NPU Name",
+    "Bench Name",
+    "NPU Tensor Dtype",
+    "Bench Tensor Dtype",
+    "NPU Tensor Shape",
+    "Bench Tensor Shape",
+    "Cosine",
+    "MaxAbsErr",
+    "MaxRelativeErr",
+    "One Thousandth Err Ratio",
+    "Five Thousandths Err Ratio",
+    "NPU max",
+    "NPU min",
+    "NPU mean",
+    "NPU l2norm",
+    "Bench max",
+    "Bench min",
+    "Bench mean",
+    "Bench l2norm",
+    "Accuracy Reached or Not",
+    "Err_message",
+)
+STACK_COLUMN = "NPU_Stack_Info"
+OUR_COLUMNS = (
+    "Verdict",
+    "Blame",
+    "Noise Level",
+    "Max Z",
+    "Max ULP",
+    "Worst Element",
+    "Basis",
+    "Rule",
+    "Module",
+    "Source",
+    "Step",
+    "Rank",
+)
+NOT_THERE = "N/A"
+LINE_END = "\r\n"
 
 
 def document_from(summary: Summary, unpaired: Iterable[CallResult] = ()) -> dict[str, Any]:
@@ -183,7 +221,7 @@ def what_is_wrong(finding: WrongCall) -> str:
     other = finding.reference
     if finding.kind == "replaced_call" and other is not None and finding.candidate is not None:
         return f"stands where the reference calls {other.label}"
-    return KINDS[finding.kind]
+    return DIFFERENCES_IN_WORDS[finding.kind]
 
 
 def causes(count: int) -> str:
@@ -327,48 +365,6 @@ def _slot_text(slot: Any) -> str:
             if name in slot.known and getattr(slot.stats, name):
                 parts.append(f"{name} {getattr(slot.stats, name)}")
     return ", ".join(parts)
-
-
-SOURCE_COLUMNS = (
-    "NPU Name",
-    "Bench Name",
-    "NPU Tensor Dtype",
-    "Bench Tensor Dtype",
-    "NPU Tensor Shape",
-    "Bench Tensor Shape",
-    "Cosine",
-    "MaxAbsErr",
-    "MaxRelativeErr",
-    "One Thousandth Err Ratio",
-    "Five Thousandths Err Ratio",
-    "NPU max",
-    "NPU min",
-    "NPU mean",
-    "NPU l2norm",
-    "Bench max",
-    "Bench min",
-    "Bench mean",
-    "Bench l2norm",
-    "Accuracy Reached or Not",
-    "Err_message",
-)
-STACK_COLUMN = "NPU_Stack_Info"
-OUR_COLUMNS = (
-    "Verdict",
-    "Blame",
-    "Noise Level",
-    "Max Z",
-    "Max ULP",
-    "Worst Element",
-    "Basis",
-    "Rule",
-    "Module",
-    "Source",
-    "Step",
-    "Rank",
-)
-NOT_THERE = "N/A"
-LINE_END = "\r\n"
 
 
 def slot_label(call: CallName, slot: str, direction: str) -> str:

@@ -1,7 +1,4 @@
-"""A diagnosis told in words, for people who have never looked inside a compiler: what every face says of it.
-
-A diagnosis on the terminal: the whole of it, its last lines, and the few for the message of a failing test.
-"""
+"""Tells a diagnosis in words and on the terminal, for people who have never looked inside a compiler."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ VERDICTS: dict[str, tuple[str, Tone, str]] = {
     "undecided": ("UNDECIDED", "warn", "graphprobe could not decide whether compiling changes the results"),
 }
 
-KINDS = {
+FAULTS_IN_WORDS = {
     "wrong_value": "gives wrong numbers",
     "wrong_dtype": "gives numbers of the wrong type (dtype)",
     "wrong_shape": "gives a tensor of the wrong shape",
@@ -93,6 +90,12 @@ STAGES = {
     "runtime": "running the compiled code",
     "unknown": "a stage that could not be told",
 }
+
+WIDTH, LABEL = 80, 13
+"""Columns at which prose is broken, and of a label with its colon."""
+
+NOTES, NOTE_LENGTH = 5, 300
+"""Notes of an undecided diagnosis that a failing test shows, and their letters."""
 
 
 def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | None) -> list[Content]:
@@ -202,7 +205,7 @@ def last_bits(diagnosis: Diagnosis) -> list[Content]:
 
 def sentence(finding: Finding) -> str:
     """What goes wrong, in one sentence."""
-    what = KINDS.get(finding.kind, finding.kind)
+    what = FAULTS_IN_WORDS.get(finding.kind, finding.kind)
     what = what if finding.backend is None else what.replace("the compiler itself", "the backend")
     subject = short_op(finding.op) if finding.op else "the program"
     backward = ", in the backward pass" if finding.direction == "backward" and "backward" not in what else ""
@@ -278,13 +281,6 @@ def times(z: float) -> str:
 
 def _number(z: float) -> str:
     return f"{z:.3g}"
-
-
-WIDTH, LABEL = 80, 13
-"""Columns at which prose is broken, and of a label with its colon."""
-
-NOTES, NOTE_LENGTH = 5, 300
-"""Notes of an undecided diagnosis that a failing test shows, and their letters."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None, file: IO[str] | None = None) -> None:

@@ -14,6 +14,9 @@ SIGNS: dict[Tone, str] = {"bad": "✗", "warn": "!", "good": "✓", "info": "i"}
 
 _ID = re.compile(r"[a-z][a-z0-9-]*")
 
+Content: TypeAlias = "str | Code | Prose | Muted | SourcePlace | Jump | Badge | Block | Sequence[Content]"
+"""A tuple stands in one line; each item of a list is a paragraph or a block. Text is text: no marks are read in it."""
+
 
 @dataclass(frozen=True)
 class Code:
@@ -150,9 +153,6 @@ class Listing:
 
 Block = Excerpt | Command | Note | Facts | Bullets | Grid | Card | Cards | Folded | Listing
 """What stands on lines of its own."""
-
-Content: TypeAlias = "str | Code | Prose | Muted | SourcePlace | Jump | Badge | Block | Sequence[Content]"
-"""A tuple stands in one line; each item of a list is a paragraph or a block. Text is text: no marks are read in it."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ SYMBOLS = {
 }  # fmt: skip
 """How Python writes functions of its module `operator`."""
 
+EVENT_KINDS = ("graph", "pass", "failure", "ir")
+
 
 class NodeOperator(NamedTuple):
     """What a node calls: `aten`, `addmm`, `default`; of a function of Python `operator` and `add`."""
@@ -210,9 +212,6 @@ def graphs_of(run: Run, event: Event) -> tuple[Graph, ...]:
     )
 
 
-KINDS = ("graph", "pass", "failure", "ir")
-
-
 class RunGraph(msgspec.Struct, frozen=True):
     """One file of a run that is a graph.
 
@@ -237,11 +236,11 @@ def run_graphs(run: Run, left_out: list[str], *, only: str | None = None) -> Ite
         ArtifactNotFoundError: `only` is no graph of the run.
     """
     wanted = None if only is None else run.find(only)
-    if wanted is not None and wanted.kind not in KINDS:
+    if wanted is not None and wanted.kind not in EVENT_KINDS:
         raise ArtifactNotFoundError(f"{only} is no graph: {wanted.path}", hint="graphprobe ls lists the graphs")
     seen: set[str | None] = set()
     for address, event in run.artifacts().items():
-        if event.kind not in KINDS or (wanted is not None and event.path != wanted.path) or event.path in seen:
+        if event.kind not in EVENT_KINDS or (wanted is not None and event.path != wanted.path) or event.path in seen:
             continue
         seen.add(event.path)
         graphs = graphs_of(run, event)

@@ -1,7 +1,4 @@
-"""A dossier's report as an issue: title and body, and both without the names and values of the program.
-
-Renames what a script binds, so that it says nothing of the program that it was made from.
-"""
+"""A dossier's report as an issue: title and body, both also without the names and values of the program."""
 
 from __future__ import annotations
 
@@ -24,6 +21,13 @@ PUBLIC = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "triton", "
 
 KEPT = {"self", "cls", "forward", "backward", "setup_context"}
 """Names that torch calls, or that say nothing."""
+
+REPORT, FINDING, REDUCED = "REPORT.md", "finding.json", "repro"
+
+FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+FRAME = re.compile(r'File "(?!torch/)[^"\n]+", line (\d+), in \S+\n[^\n]*')
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])")
+WORD_AND_NUMBER = re.compile(r"\b(expected|actual|got|compiled)(\s+)[-+]?[\d.][\w.+-]*")
 
 
 class NeutralNames(ast.NodeTransformer):
@@ -125,14 +129,6 @@ class NeutralNames(ast.NodeTransformer):
 
 def _of_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-REPORT, FINDING, REDUCED = "REPORT.md", "finding.json", "repro"
-
-FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
-FRAME = re.compile(r'File "(?!torch/)[^"\n]+", line (\d+), in \S+\n[^\n]*')
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])")
-WORD_AND_NUMBER = re.compile(r"\b(expected|actual|got|compiled)(\s+)[-+]?[\d.][\w.+-]*")
 
 
 @dataclass(frozen=True)

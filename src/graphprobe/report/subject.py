@@ -20,7 +20,7 @@ from graphprobe.store.schema import UNREADABLE
 
 Kind = Literal["run", "diagnosis", "graph-dump", "dump", "comparison", "profile"]
 
-KINDS: dict[Kind, str] = {
+SUBJECTS: dict[Kind, str] = {
     "run": "a run",
     "diagnosis": "a diagnosis",
     "graph-dump": "a dump of compiled graphs",
@@ -41,7 +41,7 @@ def kind_of(path: Path) -> Kind:
 
     Raises:
         RunNotFoundError: nothing does.
-        UsageError: something does that is none of `KINDS`; the message says what was expected.
+        UsageError: something does that is none of `SUBJECTS`; the message says what was expected.
         SchemaError: a newer graphprobe wrote it.
     """
     if not path.exists():

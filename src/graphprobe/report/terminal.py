@@ -1,6 +1,6 @@
 """Views for the terminal: plain text when piped or with NO_COLOR, colours otherwise.
 
-The last lines of a command: the verdict, where, the proof, what to do next. Never more than five.
+The last lines of a command (verdict, where, proof, what to do next) are never more than five.
 """
 
 from __future__ import annotations
@@ -57,6 +57,18 @@ _CACHE_ENTRY = re.compile(r"\W*\d+/\d+: ")
 _PIPED_WIDTH = 10_000
 STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "good": "green", "info": "cyan"}
 STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
+
+LINES = 5
+"""A terminal that was scrolled by a long story still shows this many."""
+
+WHOLE = ("where", "proof", "case", "report", "next")
+"""Labels of paths and commands, which are not broken, so that they can be copied."""
+
+Words = Sequence[str]
+"""A command as its words; `graphprobe` is printed as the shell finds it."""
+
+RUNS_A_PROGRAM = ("diagnose", "explain", "profile", "recompiles", "run")
+"""Commands that run a script; one that torchrun has started needs torchrun again."""
 
 
 class Text(rich_text.Text):
@@ -430,20 +442,6 @@ def _line_style(line: str) -> str:
     if line.startswith("@@"):
         return "cyan"
     return {"-": "red", "+": "green"}.get(line[:1], "")
-
-
-LINES = 5
-"""A terminal that was scrolled by a long story still shows this many."""
-
-WHOLE = ("where", "proof", "case", "report", "next")
-"""Labels of paths and commands, which are not broken, so that they can be copied."""
-
-Words = Sequence[str]
-"""A command as its words; `graphprobe` is printed as the shell finds it."""
-
-
-RUNS_A_PROGRAM = ("diagnose", "explain", "profile", "recompiles", "run")
-"""Commands that run a script; one that torchrun has started needs torchrun again."""
 
 
 def command_line(words: Words) -> str:

@@ -2,8 +2,6 @@
 
 Names and texts come from files and programs of others. An escape sequence in one could set the title, hide lines or
 forge a verdict; a bidirectional mark could turn a path around.
-
-One line about one tensor, for `graphprobe.ops.print`.
 """
 
 from __future__ import annotations

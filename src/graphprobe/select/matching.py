@@ -1,7 +1,4 @@
-"""Which ops a layer selection means, and which of its tokens mean none.
-
-Ops by name, glob, operator, module path or source line, as `dump_layer` names them.
-"""
+"""Matches ops by name, glob, operator, module path or source line, and names tokens of `dump_layer` without a match."""
 
 from __future__ import annotations
 
@@ -21,6 +18,11 @@ MAX_TEXT = 1_000_000
 _SOURCE = re.compile(r"(?P<file>.*\.py)(?::(?P<lines>.*))?", re.DOTALL)
 _LINES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 _HINT = "an op's name, a glob, an operator such as aten.add, a module path such as blocks.3.mlp, or file.py:12"
+
+How = Literal["name", "glob", "target", "module", "source", "name_ignoring_case", "type"]
+_WEAKNESS = {"name_ignoring_case": 1, "type": 2}
+_MAX_SUGGESTIONS = 20
+_MAX_REMEMBERED = 20_000
 
 
 class LayerToken(msgspec.Struct, frozen=True):
@@ -144,12 +146,6 @@ def _source_token(text: str, file: str, lines: str | None) -> LayerToken:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "…")
-
-
-How = Literal["name", "glob", "target", "module", "source", "name_ignoring_case", "type"]
-_WEAKNESS = {"name_ignoring_case": 1, "type": 2}
-_MAX_SUGGESTIONS = 20
-_MAX_REMEMBERED = 20_000
 
 
 class OpFacts(msgspec.Struct, frozen=True):

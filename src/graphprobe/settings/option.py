@@ -1,7 +1,4 @@
-"""An option: its names in Python, environment, JSON and on the command line, and the one converter of its values.
-
-A JSON file with options: one object, with one section that has them by name.
-"""
+"""An option: its names in Python, environment, JSON file and command line, and the converter of its values."""
 
 from __future__ import annotations
 
@@ -20,6 +17,30 @@ from graphprobe.errors import SettingError, nearest
 from graphprobe.select import layers_from_list, layers_from_text, steps_from_text
 
 MAX_FILE_BYTES = 1 << 20
+
+Type = Literal["flag", "choice", "number", "seconds", "size", "path", "directory", "file", "names", "steps", "layers"]
+
+MAX_SIZE_BYTES = 2**63 - 1
+MAX_SECONDS = 1e9
+"""Some thirty years: as long as the waits of every system can be."""
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+_UNIT_BYTES = {"": 1, "b": 1}
+_UNIT_BYTES |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
+_UNIT_BYTES |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?\s*([a-zA-Z]*)", re.ASCII)
+_ACCEPTED = {
+    "flag": "True or False",
+    "seconds": "a number of seconds above 0",
+    "size": "a number, or one with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as 2GiB",
+    "path": "a path",
+    "directory": "a directory that exists and can be read and written",
+    "file": "a JSON file",
+    "names": "names with commas between, or a list of names",
+    "steps": "text such as '0|5|10' or '0|3-5|10'",
+    "layers": "op names separated by spaces, globs, operators, module paths, file.py:line",
+}
 
 
 def section_from_file(
@@ -83,31 +104,6 @@ def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, obj
         names = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in names if names.count(key) > 1)!r} stands twice in one object")
     return document
-
-
-Type = Literal["flag", "choice", "number", "seconds", "size", "path", "directory", "file", "names", "steps", "layers"]
-
-MAX_SIZE_BYTES = 2**63 - 1
-MAX_SECONDS = 1e9
-"""Some thirty years: as long as the waits of every system can be."""
-
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
-_UNIT_BYTES = {"": 1, "b": 1}
-_UNIT_BYTES |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
-_UNIT_BYTES |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
-_SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?\s*([a-zA-Z]*)", re.ASCII)
-_ACCEPTED = {
-    "flag": "True or False",
-    "seconds": "a number of seconds above 0",
-    "size": "a number, or one with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as 2GiB",
-    "path": "a path",
-    "directory": "a directory that exists and can be read and written",
-    "file": "a JSON file",
-    "names": "names with commas between, or a list of names",
-    "steps": "text such as '0|5|10' or '0|3-5|10'",
-    "layers": "op names separated by spaces, globs, operators, module paths, file.py:line",
-}
 
 
 class Option(msgspec.Struct, frozen=True):

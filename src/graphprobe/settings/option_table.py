@@ -63,6 +63,8 @@ TABLE: tuple[Option, ...] = (
 )  # fmt: skip
 BY_NAME: dict[str, Option] = {row.name: row for row in TABLE}
 
+Names = str | list[str] | tuple[str, ...]
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in force. `sources` tells, by name, who set each: see `SettingValue`; `max_bytes` is in bytes."""
@@ -85,9 +87,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             row.name: SettingValue(value=getattr(self, row.name), source=self.sources.get(row.name, "default"))
             for row in TABLE
         }
-
-
-Names = str | list[str] | tuple[str, ...]
 
 
 class BackendSettings(TypedDict, total=False):

@@ -1,8 +1,6 @@
 """What an API dump has on disk, as structs: one line a call, statistics inline, values by name in a shard.
 
-A call on its way from the program to the disk.
-
-Many values in one safetensors file: written whole, read by mapping it into memory.
+A shard is one safetensors file: written whole, read by mapping it into memory.
 """
 
 from __future__ import annotations
@@ -33,6 +31,8 @@ STEP_PREFIX = "step"
 DumpData = Literal["stats", "tensor"]
 DumpLevel = Literal["api", "module", "mix"]
 DumpMode = Literal["all", "list", "range", "stack"]
+
+Array = np.ndarray[Any, Any]
 
 
 class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -125,9 +125,6 @@ def rank_folder(rank: int) -> str:
 def shard_file(number: int) -> str:
     """`values/000003.safetensors`, below the folder of the rank."""
     return f"{VALUES}/{number:06d}.safetensors"
-
-
-Array = np.ndarray[Any, Any]
 
 
 class Handed:

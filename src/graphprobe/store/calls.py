@@ -28,6 +28,12 @@ SlotRole = Literal["input", "output", "parameter", "buffer", "grad_input", "grad
 Holder = Literal["", "parameter", "buffer", "leaf"]
 """What keeps a tensor between calls: a module as a parameter or buffer, or the program as a leaf with a gradient."""
 
+COMPILED = "compiled: what runs inside is one record; a graph dump shows it"
+"""Note of a call of compiled code."""
+
+FIRST_CALLS = 64
+"""Calls by which it is told what a dump has."""
+
 
 @functools.lru_cache(maxsize=4096)
 def shape_problem(shape: tuple[int, ...]) -> str:
@@ -84,10 +90,6 @@ class CallSlot(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc
     def __post_init__(self) -> None:
         if "\n" in self.name:
             keep_on_one_line(self, "name")
-
-
-COMPILED = "compiled: what runs inside is one record; a graph dump shows it"
-"""Note of a call of compiled code."""
 
 
 class CompiledRegion(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
@@ -196,10 +198,6 @@ class CallDump(Protocol):
     def problems(self) -> tuple[str, ...]:
         """What could not be read so far, and what the dump itself says is missing, in words."""
         ...
-
-
-FIRST_CALLS = 64
-"""Calls by which it is told what a dump has."""
 
 
 class WithStatistics:

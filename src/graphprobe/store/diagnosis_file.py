@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from graphprobe.errors import UsageError
-from graphprobe.findings import SCHEMA, Finding, FunctionDiagnosis, ScriptDocument, read_document
+from graphprobe.findings import DIAGNOSIS_SCHEMA, Finding, FunctionDiagnosis, ScriptDocument, read_document
 from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE, check_version
 
@@ -88,7 +88,7 @@ def read_diagnosed(path: Path) -> Diagnosed:
             raise UsageError(f"{path} is no diagnosis", hint="expected what graphprobe diagnose --json wrote")
         if "diagnoses" not in document:
             return Diagnosed(path=path, diagnoses=[read_document({"function": ""} | document, FunctionDiagnosis)])
-        check_version(document.get("schema", SCHEMA), SCHEMA, path=path)
+        check_version(document.get("schema", DIAGNOSIS_SCHEMA), DIAGNOSIS_SCHEMA, path=path)
         script = read_document(document, ScriptDocument)
     except UNREADABLE as error:
         raise UsageError(

@@ -1,9 +1,4 @@
-"""How the values of each dtype lie in a safetensors file, and what numpy calls them.
-
-Values of dtypes that numpy lacks, as the next wider dtype that it has; no value changes.
-
-Bits of a dtype that numpy lacks, from values that were widened for a file; the inverse of `widened`.
-"""
+"""How values of each dtype are kept in safetensors and numpy; dtypes that numpy lacks are widened without loss."""
 
 from __future__ import annotations
 
@@ -18,6 +13,10 @@ from graphprobe.errors import ArtifactNotFoundError
 
 RAW = "U8"
 """What a dtype that safetensors lacks is stored as: its bytes, with the item size as one more dimension."""
+
+Array = np.ndarray[Any, Any]
+
+_PARTS_OF_FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class StoredDtype(msgspec.Struct, frozen=True):
@@ -100,9 +99,6 @@ def bits_from_bytes(data: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ..
     return data.view(known.numpy or f"uint{8 * known.size_bytes}").reshape(shape)
 
 
-Array = np.ndarray[Any, Any]
-
-
 class _Minifloat(NamedTuple):
     """Layout of an 8-bit float: sign, exponent, mantissa. `ieee` has infinities; `fnuz` has one NaN, at minus zero."""
 
@@ -120,8 +116,6 @@ _MINIFLOATS = {
 }
 """OCP 8-bit Floating Point Specification 1.0 for the first two; Noune et al., 8-bit Numerical Formats for Deep Neural
 Networks, 2022, for the other two."""
-
-_PARTS_OF_FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def widened(bits: Array, dtype: str) -> tuple[Array, str]:

@@ -1,9 +1,4 @@
-"""One op in one safetensors file: its header, written without a copy of the values, and read with checks.
-
-`stats.csv`: one row a tensor, appended as the program runs, read back however it ended.
-
-The constant part of an op's record and rows, encoded once; each execution only formats its numbers.
-"""
+"""One op of a dump in one safetensors file, and its rows of `stats.csv`, readable however the program ended."""
 
 from __future__ import annotations
 
@@ -48,6 +43,33 @@ _MAX_HEADER_BYTES = 100_000_000
 _MAX_BUFFERS = 512
 """Buffers per system call; Linux takes 1024."""
 _numbers = itertools.count()
+
+COLUMNS: tuple[str, ...] = (
+    "Op Type",
+    "Op Name",
+    "Task ID",
+    "Stream ID",
+    "Timestamp",
+    "Input/Output",
+    "Slot",
+    "Data Type",
+    "Format",
+    "Shape",
+    *STAT_FIELDS,
+    "Source",
+    "Engine",
+    "Digest",
+)
+HEADER = (",".join(COLUMNS) + "\r\n").encode()
+
+_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
+_LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
+
+Columns = tuple[str | None, ...]
+"""Of each column of statistics the field of `TensorStats` that fills it; None where it stays empty."""
+
+_VALUE_OVERHEAD_BYTES = 512
+"""What a value without data, or one of unknown size, is taken for in a queue."""
 
 
 class ByteSpan(msgspec.Struct, frozen=True):
@@ -210,28 +232,6 @@ def _span(offsets: Sequence[int], begin: int, size_bytes: int) -> ByteSpan:
     return ByteSpan(begin + first, begin + last)
 
 
-COLUMNS: tuple[str, ...] = (
-    "Op Type",
-    "Op Name",
-    "Task ID",
-    "Stream ID",
-    "Timestamp",
-    "Input/Output",
-    "Slot",
-    "Data Type",
-    "Format",
-    "Shape",
-    *STAT_FIELDS,
-    "Source",
-    "Engine",
-    "Digest",
-)
-HEADER = (",".join(COLUMNS) + "\r\n").encode()
-
-_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
-_LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
-
-
 class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row, with the fields in the order of `COLUMNS`.
 
@@ -252,10 +252,6 @@ class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     engine: str
     digest: str
-
-
-Columns = tuple[str | None, ...]
-"""Of each column of statistics the field of `TensorStats` that fills it; None where it stays empty."""
 
 
 def columns_of(wanted: Collection[StatName]) -> Columns:
@@ -386,10 +382,6 @@ def _is_dense(sizes: tuple[int, ...], strides: tuple[int, ...], order: Collectio
             return False
         expected *= sizes[dim]
     return True
-
-
-_VALUE_OVERHEAD_BYTES = 512
-"""What a value without data, or one of unknown size, is taken for in a queue."""
 
 
 class OpForm:

@@ -1,6 +1,6 @@
-"""The thread that writes a dump beside the program, and what waits for it, bounded in bytes.
+"""The thread that writes a dump beside the program; what waits for it is bounded in bytes.
 
-Memory for copies of values, used again: fresh pages cost more than the copy itself.
+Memory for copies of values is used again: fresh pages cost more than the copy itself.
 """
 
 from __future__ import annotations
@@ -29,6 +29,23 @@ _SMALLEST_BYTES = 64 * 1024
 
 _POOL_BYTES = 128 * 1024 * 1024
 """What is kept where there is no queue."""
+
+BATCH = 64
+"""Most items that the writing thread writes together."""
+
+LARGE_BYTES = 16 * 1024
+"""An item of so many bytes is the last of those that are written together."""
+
+INTERVAL_S = 0.2
+"""What waits is written after this long at the latest, however little it is."""
+
+LINGER_S = 0.002
+"""How long the thread waits for more once it is woken, so that the program and it do not take turns."""
+
+_forks = 0
+"""How often this process has become another one by a fork: cheaper to look at than its number."""
+
+DumpManifestT = TypeVar("DumpManifestT", bound=ApiManifest | DumpManifest)
 
 
 class CopyPool:
@@ -78,22 +95,6 @@ class CopyPool:
         return array
 
 
-BATCH = 64
-"""Most items that the writing thread writes together."""
-
-LARGE_BYTES = 16 * 1024
-"""An item of so many bytes is the last of those that are written together."""
-
-INTERVAL_S = 0.2
-"""What waits is written after this long at the latest, however little it is."""
-
-LINGER_S = 0.002
-"""How long the thread waits for more once it is woken, so that the program and it do not take turns."""
-
-_forks = 0
-"""How often this process has become another one by a fork: cheaper to look at than its number."""
-
-
 def _forked() -> None:
     global _forks
     _forks += 1
@@ -114,7 +115,6 @@ class Sized(Protocol):
 
 
 T = TypeVar("T", bound=Sized)
-DumpManifestT = TypeVar("DumpManifestT", bound=ApiManifest | DumpManifest)
 
 
 class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):

@@ -1,7 +1,4 @@
-"""A dump on disk, read back from any level of its tree: records in order, values as numpy arrays, statistics.
-
-What the overflow, watch and exception modes of a dump left: `findings.jsonl`, and the documents beside values.
-"""
+"""Reads a dump back from any level of its tree: records in order, values as numpy arrays, statistics, findings."""
 
 from __future__ import annotations
 
@@ -28,6 +25,11 @@ Array = np.ndarray[Any, Any]
 
 _LEVELS_ABOVE = 4
 """How far a data folder lies below its time folder."""
+
+FINDINGS, OVERFLOW = "findings.jsonl", "overflow.json"
+"""Files of a dump, see docs/overflow_and_watch.md."""
+
+T = TypeVar("T")
 
 
 class LoadedValue:
@@ -324,12 +326,6 @@ def _age(folder: DumpFolder) -> tuple[int, int]:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in path.parts]
-
-
-FINDINGS, OVERFLOW = "findings.jsonl", "overflow.json"
-"""Files of a dump, see docs/overflow_and_watch.md."""
-
-T = TypeVar("T")
 
 
 class Op(msgspec.Struct, kw_only=True):

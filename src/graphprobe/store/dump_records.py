@@ -1,9 +1,4 @@
-"""The nouns of an op dump, as structs: which op ran, where its values belong, what lies in each slot.
-
-Names of slots: an op's arguments and results, taken apart into tensors and the rest.
-
-Names and folders of a dump: the tree that users of TorchAir know, and the claim of a folder nobody else has.
-"""
+"""The nouns of an op dump, as structs, with the names of its slots, files and folders: TorchAir's tree."""
 
 from __future__ import annotations
 
@@ -40,6 +35,24 @@ STAT_FIELDS: dict[StatName, str] = {
     "L2norm": "l2",
 }
 """Column of `stats.csv` by field of `TensorStats`, in the order of the columns."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
+Data: TypeAlias = Buffer | Callable[[], Buffer]
+
+MAX_TEXT = 4096
+"""Longest text kept of an argument that is no tensor, in characters."""
+
+IsTensor = Callable[[object], bool]
+
+INDEX = "ops.jsonl"
+STATS = "stats.csv"
+
+_MAX_MODEL_BYTES = 128
+_MAX_TYPE_BYTES = 64
+_MAX_OP_BYTES = 96
+"""With the slot that `convert` adds, a file name stays below the 255 bytes that file systems take."""
+
+_SECONDS_TRIED = 3600
 
 
 class OpInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -139,10 +152,6 @@ class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
-Data: TypeAlias = Buffer | Callable[[], Buffer]
-
-
 class DumpValue(NamedTuple):
     """One tensor as an engine hands it in.
 
@@ -214,12 +223,6 @@ def dump_manifest_from_run(manifest: Manifest, *, engine: str, plan: dict[str, A
     return msgspec.convert(document, DumpManifest)
 
 
-MAX_TEXT = 4096
-"""Longest text kept of an argument that is no tensor, in characters."""
-
-IsTensor = Callable[[object], bool]
-
-
 def slots_from_inputs(
     args: Sequence[object], kwargs: Mapping[str, object], *, is_tensor: IsTensor
 ) -> Iterator[tuple[str, Side, object]]:
@@ -269,17 +272,6 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
 
 def _holds_tensor(value: object, is_tensor: IsTensor) -> bool:
     return is_tensor(value) or any(_holds_tensor(item, is_tensor) for _, item in _items(value))
-
-
-INDEX = "ops.jsonl"
-STATS = "stats.csv"
-
-_MAX_MODEL_BYTES = 128
-_MAX_TYPE_BYTES = 64
-_MAX_OP_BYTES = 96
-"""With the slot that `convert` adds, a file name stays below the 255 bytes that file systems take."""
-
-_SECONDS_TRIED = 3600
 
 
 def rank_folder(world_size: int, rank: int) -> str:

@@ -12,7 +12,7 @@ from graphprobe.store import layout
 from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE, check_version
 
-SCHEMA = 2
+FRAME_SCHEMA = 2
 FORMAT = "graphprobe frame record"
 
 RECORD, VALUES, REPLAY, SOURCE = "record.json", "values.safetensors", "replay.py", "source"
@@ -84,7 +84,7 @@ class FrameRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: str = FORMAT
-    schema: int = SCHEMA
+    schema: int = FRAME_SCHEMA
     function: str
     file: str
     line: int
@@ -123,7 +123,7 @@ def read_record(folder: Path) -> FrameRecord:
         raise UsageError(f"{path} is no record: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise UsageError(f"{path} is no record of a frame", hint="name the folder of a record, or of a run")
-    check_version(head.get("schema"), SCHEMA, path=path)
+    check_version(head.get("schema"), FRAME_SCHEMA, path=path)
     try:
         return msgspec.convert(head, FrameRecord)
     except UNREADABLE as error:

@@ -1,8 +1,7 @@
 """The only builder of paths: which file of a run lies where. All results are relative and use `/`.
 
-Nothing is ever read back out of these names; the manifest and the event lines hold the facts.
-
-The short address of every artifact: `model__0/forward/after:<pass>`, from the facts of its event.
+Nothing is ever read back out of these names; the manifest and the event lines hold the facts. So the short address of
+an artifact, `model__0/forward/after:<pass>`, is made from its event.
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ _STEM: dict[Direction, str] = {
     "forward": "aot_forward",
     "backward": "aot_backward",
 }
+
+_NEAREST = 5
+_LISTED = 20
 
 
 def run_folder(*, started: datetime, pid: int, rank: int | None) -> str:
@@ -157,10 +159,6 @@ def file_name_from_pass(pass_name: str) -> str:
 
 def _numbered(model: int, direction: Direction, number: int, rest: str, extension: str) -> str:
     return f"{direction_folder(model, direction)}/{number:03d}_{_STEM[direction]}_{rest}.{extension}"
-
-
-_NEAREST = 5
-_LISTED = 20
 
 
 def addresses_from_events(events: Iterable[Event]) -> dict[str, Event]:

@@ -1,6 +1,6 @@
 """What all writers of runs and dumps share: the live manifest, and what happens when something cannot be written.
 
-Of a file that grows by whole lines, what a full disk cut off is taken back.
+If a full disk cuts off a line of a file that grows by whole lines, the rest of the line is taken back.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ RETRY_SECONDS = 2.0
 
 SAVE_SECONDS = 1.0
 """How old the counts in the manifest file may get while files are written."""
+
+RESERVE_BYTES = 64 * 1024
+MAX_CAUSES = 64
+"""Most entries `missing` gets; what comes later is counted under one."""
+
+_SLACK_BYTES = 2048
+
+ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
 class AppendFile:
@@ -71,13 +79,6 @@ class AppendFile:
             os.close(descriptor)
 
 
-RESERVE_BYTES = 64 * 1024
-MAX_CAUSES = 64
-"""Most entries `missing` gets; what comes later is counted under one."""
-
-_SLACK_BYTES = 2048
-
-
 class Shortfall(msgspec.Struct):
     """Things of one sort that are missing for one reason."""
 
@@ -95,9 +96,6 @@ class Shortfall(msgspec.Struct):
         size = f" ({text_from_size(self.size_bytes)})" if self.size_bytes else ""
         first = f"; first: {self.first}" if self.first else ""
         return f"{self.count} {self.noun}{plural}{size} not written: {self.reason}{first}"
-
-
-ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
 class LiveWriter(Generic[ManifestT]):

@@ -31,15 +31,14 @@ from graphprobe.store.schema import UNREADABLE, check_version, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
 
+ManifestT = TypeVar("ManifestT", bound=Manifest)
+
 
 def state_of(manifest: Manifest) -> State:
     """As the manifest says; `killed` where it says `running` and the process is gone."""
     if manifest.state == "running" and manifest.host in ("", socket.gethostname()):
         return "running" if is_alive(manifest.pid) else "killed"
     return manifest.state
-
-
-ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
 def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, known: int, *, called: str) -> ManifestT | None:

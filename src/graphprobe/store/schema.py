@@ -77,3 +77,12 @@ def is_json(value: object) -> bool:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError, RecursionError):
         return False
+
+
+def is_plain_data(value: object) -> bool:
+    """Whether a value is made of numbers, texts, lists, tuples and dicts with texts as keys; NaN and infinity count."""
+    if isinstance(value, (list, tuple)):
+        return all(is_plain_data(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain_data(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))

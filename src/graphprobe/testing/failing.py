@@ -1,7 +1,4 @@
-"""`pytest --graphprobe`: a failing test that called something compiled is run once more, with those calls diagnosed.
-
-Which tests call something compiled, and the diagnosis of those calls while a test runs once more.
-"""
+"""`pytest --graphprobe`: a failing test that called something compiled is run once more, with those calls diagnosed."""
 
 from __future__ import annotations
 
@@ -32,6 +29,12 @@ if TYPE_CHECKING:
 
 Diagnoses = list[tuple[str, "Diagnosis"]]
 """Name of the function, and its diagnosis."""
+
+DOCUMENT = "diagnosis.json"
+TRACE_LINE = re.compile(r"^[A-Z]+ +torch\.__trace:.*\n?", re.M)
+"""A line of torch's own trace log, which pytest captures: hundreds of them for one compile, and all without a text."""
+NAME_BYTES = 120
+"""Longest name of a test's folder; a longer one is cut, and ends in a digest of the whole."""
 
 
 class CompileWatch:
@@ -109,13 +112,6 @@ class RandomStates:
             sys.modules["numpy"].random.set_state(self._numpy)
         if self._torch is not None:
             sys.modules["torch"].set_rng_state(self._torch)
-
-
-DOCUMENT = "diagnosis.json"
-TRACE_LINE = re.compile(r"^[A-Z]+ +torch\.__trace:.*\n?", re.M)
-"""A line of torch's own trace log, which pytest captures: hundreds of them for one compile, and all without a text."""
-NAME_BYTES = 120
-"""Longest name of a test's folder; a longer one is cut, and ends in a digest of the whole."""
 
 
 class Told(msgspec.Struct):

@@ -42,6 +42,15 @@ if TYPE_CHECKING:
 AS_IT_ENDS = "TORCHDYNAMO_DISABLE=1 shows how it ends uncompiled"
 """Of a script that did not end well, behind how it ended."""
 
+_SPELLED = {row.name: row.spelled.partition("/")[0] for row in LIMITS}
+
+_WORDS: dict[int, Literal["healthy", "fault", "undecided"]] = {
+    EXIT_OK: "healthy",
+    EXIT_FOUND: "fault",
+    EXIT_USAGE: "undecided",
+    EXIT_UNDECIDED: "undecided",
+}
+
 
 @dataclass(frozen=True)
 class _Told:
@@ -225,9 +234,6 @@ def _proofs(ctx: click.Context, words: tuple[str, ...], named: tuple[str, ...]) 
     return code
 
 
-_SPELLED = {row.name: row.spelled.partition("/")[0] for row in LIMITS}
-
-
 def _of_rank(path: str) -> str:
     """`result-rank_1.json` for `result.json` in a rank of several that a launcher has started."""
     from graphprobe.probe import environment
@@ -309,14 +315,6 @@ def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> 
         diagnoses.append(Diagnosis(verdict="undecided", notes=[f"{problem}; {AS_IT_ENDS}"]))
     name = f"{document.target}: {', '.join(counts) or 'nothing diagnosed'}"
     return _Told(code, name, _WORDS[code], diagnoses, document.to_json, document.calls)
-
-
-_WORDS: dict[int, Literal["healthy", "fault", "undecided"]] = {
-    EXIT_OK: "healthy",
-    EXIT_FOUND: "fault",
-    EXIT_USAGE: "undecided",
-    EXIT_UNDECIDED: "undecided",
-}
 
 
 def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:

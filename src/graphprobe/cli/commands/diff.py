@@ -183,7 +183,7 @@ def _next(words: tuple[str, ...], diff: RunDiff) -> list[str]:
 
 def _sides_at(words: tuple[str, ...], runs: tuple[Run, Run] | None, address: str) -> tuple[DiffSide, DiffSide]:
     from graphprobe.report.graph_diff import DiffSide, side_of
-    from graphprobe.report.stage_text import stage_text
+    from graphprobe.report.run_diff import stage_text
 
     if runs is None:
         raise UsageError(f"--at goes with two runs, not with {' '.join(words) or 'none'}")

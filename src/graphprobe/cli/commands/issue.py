@@ -9,7 +9,7 @@ import click
 
 from graphprobe.report.visible import echo
 
-MOST = 65_536
+MOST_CHARACTERS = 65_536
 """Characters that GitHub takes as a body."""
 
 
@@ -37,8 +37,8 @@ def command(dossier: Path, title_only: bool, body_only: bool, hide: bool) -> Non
     if hide:
         issue = private(issue, finding)
         echo("names and values are replaced: read the text and run its script before you post it", err=True)
-    if len(issue.body) > MOST:
-        echo(f"the body has {len(issue.body)} characters, and GitHub takes {MOST}: shorten it", err=True)
+    if len(issue.body) > MOST_CHARACTERS:
+        echo(f"the body has {len(issue.body)} characters, and GitHub takes {MOST_CHARACTERS}: shorten it", err=True)
     parts = [issue.title] if title_only or not body_only else []
     parts += [issue.body.rstrip("\n")] if body_only or not title_only else []
     echo("\n\n".join(parts))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from graphprobe.compare.ranks import Shared
     from graphprobe.store.calls import CallDump
 
+DIFFER = ("differs", "changed_unseen")
+
 
 @click.command(cls=JsonCommand)
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
@@ -68,9 +70,6 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
         _end(shared, index)
     wrong = any(value.relation in DIFFER for value in shared)
     ctx.exit(EXIT_FOUND if wrong else EXIT_UNDECIDED if not shared else EXIT_OK)
-
-
-DIFFER = ("differs", "changed_unseen")
 
 
 def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[int, Path]:

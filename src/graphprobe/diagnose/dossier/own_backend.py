@@ -1,7 +1,4 @@
-"""Backends and hooks that a program defines itself, as Python text or as an import: a repro can then hold them.
-
-An object of a program as Python text that defines it anew, from the statements of the program that make it.
-"""
+"""Writes backends and hooks that a program defines as Python text or as an import, so that a repro holds them."""
 
 from __future__ import annotations
 
@@ -36,6 +33,11 @@ STAND_IN = "eager"
 
 LONGEST = 60
 """Lines of text beyond which a module that can be imported is imported."""
+
+STOCK_OPS = frozenset({"aten", "prims", "prim", "higher_order", "inductor", "quantized"})
+ON_PATH = "{folder!r} is where the program's {module} lies: or put it on PYTHONPATH."
+OUTSIDE = re.compile(r"\b(argv|parse_args|environ|getenv)\b")
+"""What another process has otherwise."""
 
 
 @dataclass(frozen=True)
@@ -214,12 +216,6 @@ def _imported(value: Any, shown: str) -> OwnBackend | None:
             text = with_imports([f"from {module} import {name}"], {module: folder}, "")
             return OwnBackend(name, text, shown, folder, value)
     return None
-
-
-STOCK_OPS = frozenset({"aten", "prims", "prim", "higher_order", "inductor", "quantized"})
-ON_PATH = "{folder!r} is where the program's {module} lies: or put it on PYTHONPATH."
-OUTSIDE = re.compile(r"\b(argv|parse_args|environ|getenv)\b")
-"""What another process has otherwise."""
 
 
 class OwnProgram(TextProgram):

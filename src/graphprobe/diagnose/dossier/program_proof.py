@@ -17,6 +17,7 @@ from graphprobe.diagnose.program_text.plain_values import Unwritable, joined
 from graphprobe.diagnose.program_text.text import FUTURE, ProgramText, program_text
 from graphprobe.engine import replay
 from graphprobe.engine.values import safetensors_bytes
+from graphprobe.probe.formats import GUARD
 from graphprobe.store.files import write_new_file
 
 TENSORS = "tensors.safetensors"
@@ -195,7 +196,7 @@ def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], check: 
         beside = "import os\nimport sys\n\nsys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))\n"
     parts = [
         "".join(f"# {line}".rstrip() + "\n" for entry in head for line in entry.splitlines())
-        + f"{_USAGE}\n\n{FUTURE}\n\n{replay.GUARD}\n{beside}\n"
+        + f"{_USAGE}\n\n{FUTURE}\n\n{GUARD}\n{beside}\n"
         + "\n".join(ordered),
         *helpers,
         *filter(None, body),

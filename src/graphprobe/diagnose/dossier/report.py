@@ -1,7 +1,4 @@
-"""`REPORT.md`: what is wrong, in the form of pytorch's template for bugs of torch.compile, ready to be posted.
-
-Texts as they can be posted: without the folders of this machine, and logs without what nobody reads.
-"""
+"""Writes `REPORT.md` in the form of PyTorch's template for torch.compile bugs, without folders of this machine."""
 
 from __future__ import annotations
 
@@ -75,6 +72,31 @@ DRAWS = "torch.manual_seed("
 
 CODE_LINES, GRAPH_LINES = 200, 120
 """What is longer is attached, or cut, and whole in a file of its own."""
+
+LOG_LINES = 40
+
+FIRST = "(most recent call first)"
+"""In what `faulthandler` prints above the frames of each thread; the main thread comes last."""
+
+PATH = re.compile(r"(?:file://|(?<![\w.:/<])|(?<=-[IL]))(?:/[\w.+@~%-]+){2,}/?")
+INSTALLED = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3\.\d+)/(?=.)")
+HOME = re.compile(r"/(?:home|Users)/[^/]+/?")
+CACHE = re.compile(r"\btorchinductor_[\w.-]+")
+
+ADVICE = re.compile(
+    r"\s*(?:Set TORCHDYNAMO_VERBOSE=1|Set TORCH_LOGS=|For even more developer context|You can suppress this exception"
+    r"|import torch\._dynamo$|torch\._dynamo\.config\.suppress_errors)"
+)
+"""What torch says under every error."""
+
+OWN_FRAME = re.compile(r'^  File "[^"\n]*/graphprobe/[^"\n]+", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
+CARETS = re.compile(r"^ +[~^]+\n", re.MULTILINE)
+"""Parts of a traceback that say nothing of the fault."""
+
+RAISED = re.compile(r"(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Failed|Unsupported)\b")
+ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: ")
+AROUND = re.compile(r": (?:In (?:\w+ )?(?:function|constructor|lambda)|At global scope)")
+OTHER = re.compile(r": (?:warning|note): |^In file included from |In instantiation of|required from|^\s+from ")
 
 
 def title_of(finding: Finding) -> str:
@@ -276,32 +298,6 @@ def _fenced(text: str, language: str = "") -> str:
     while fence in text:
         fence += "`"
     return f"{fence}{language}\n{text}\n{fence}"
-
-
-LOG_LINES = 40
-
-FIRST = "(most recent call first)"
-"""In what `faulthandler` prints above the frames of each thread; the main thread comes last."""
-
-PATH = re.compile(r"(?:file://|(?<![\w.:/<])|(?<=-[IL]))(?:/[\w.+@~%-]+){2,}/?")
-INSTALLED = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3\.\d+)/(?=.)")
-HOME = re.compile(r"/(?:home|Users)/[^/]+/?")
-CACHE = re.compile(r"\btorchinductor_[\w.-]+")
-
-ADVICE = re.compile(
-    r"\s*(?:Set TORCHDYNAMO_VERBOSE=1|Set TORCH_LOGS=|For even more developer context|You can suppress this exception"
-    r"|import torch\._dynamo$|torch\._dynamo\.config\.suppress_errors)"
-)
-"""What torch says under every error."""
-
-OWN_FRAME = re.compile(r'^  File "[^"\n]*/graphprobe/[^"\n]+", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
-CARETS = re.compile(r"^ +[~^]+\n", re.MULTILINE)
-"""Parts of a traceback that say nothing of the fault."""
-
-RAISED = re.compile(r"(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Failed|Unsupported)\b")
-ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: ")
-AROUND = re.compile(r": (?:In (?:\w+ )?(?:function|constructor|lambda)|At global scope)")
-OTHER = re.compile(r": (?:warning|note): |^In file included from |In instantiation of|required from|^\s+from ")
 
 
 def scrubbed(text: str) -> str:

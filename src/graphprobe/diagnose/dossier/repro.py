@@ -23,6 +23,10 @@ MOST_REPEATS = 100
 MISS = 1e-3
 """Chance that a flaky fault does not show in any of the repeats, where their number is not bounded."""
 
+_USAGE = (
+    "Run it with `python repro.py`; it needs torch and the files beside it.",
+    "It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell.",
+)
 _RULE = "# " + "-" * 100
 _PARENT = """
 if __name__ == "__main__" and "--child" not in sys.argv:
@@ -100,12 +104,6 @@ def _own(key: str, own: OwnBackend) -> str:
     text = own.text.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     facts = {"name": own.name, "shown": own.shown, "folder": own.folder}
     return f'SETTINGS["own"]["{key}"] = {facts!r}\nSETTINGS["own"]["{key}"]["text"] = """\\\n{text}\n"""'
-
-
-_USAGE = (
-    "Run it with `python repro.py`; it needs torch and the files beside it.",
-    "It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell.",
-)
 
 
 def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:

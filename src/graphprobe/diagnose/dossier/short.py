@@ -1,7 +1,4 @@
-"""`repro.py` in its short form: what a person would write in a bug report, in a few lines that need torch alone.
-
-An FX graph as a plain Python function, as one would write it in a bug report.
-"""
+"""Writes the short `repro.py`: the failing FX graph as a plain Python function, which needs torch alone."""
 
 from __future__ import annotations
 
@@ -57,6 +54,41 @@ IMPORTED = ("import os", "import sys", "import torch")
 
 AFTER_DYNAMO = frozenset(STAGES) - {"dynamo", "runtime", "unknown"}
 """Stages that the backend `eager` does not have."""
+
+FUNCTION = "f"
+"""Name of the function; those that it hands to higher-order operators have names of their own."""
+
+RESERVED = frozenset(
+    "torch math operator sys os signal run expected actual want have error out seen saved backend check".split()
+)
+
+SIGNS: dict[Callable[..., Any], str] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.matmul: "@",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+}
+IN_PLACE: dict[Callable[..., Any], str] = {
+    getattr(operator, f"i{name}"): SIGNS[getattr(operator, f"{name}_" if name in ("and", "or") else name)]
+    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+}
+PUBLIC_HIGHER_ORDER = {"cond": "torch.cond"}
+_WRAPPING = re.compile(r"^[lL]_|(?<![a-z])(self|modules|parameters|buffers|args|kwargs|stack\d+)_|_+$")
 
 
 @dataclass(frozen=True)
@@ -315,42 +347,6 @@ def _bound(reference: Reference, call: int, part: str, index: int) -> float:
                 return float(f"{float(finite.max()) * 1.05:.2g}") if finite.numel() else 0.0
             position += is_noisy(value)
     raise Unreproducible("a value that was not measured")
-
-
-FUNCTION = "f"
-"""Name of the function; those that it hands to higher-order operators have names of their own."""
-
-RESERVED = frozenset(
-    "torch math operator sys os signal run expected actual want have error out seen saved backend check".split()
-)
-
-SIGNS: dict[Callable[..., Any], str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.matmul: "@",
-    operator.and_: "&",
-    operator.or_: "|",
-    operator.xor: "^",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-}
-IN_PLACE: dict[Callable[..., Any], str] = {
-    getattr(operator, f"i{name}"): SIGNS[getattr(operator, f"{name}_" if name in ("and", "or") else name)]
-    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-}
-PUBLIC_HIGHER_ORDER = {"cond": "torch.cond"}
-_WRAPPING = re.compile(r"^[lL]_|(?<![a-z])(self|modules|parameters|buffers|args|kwargs|stack\d+)_|_+$")
 
 
 class Spelled(Literals):

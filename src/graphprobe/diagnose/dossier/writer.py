@@ -55,6 +55,9 @@ def test_fault_is_gone():
 
 _counter = itertools.count()
 
+_Files = dict[str, tuple[str, bytes]]
+"""By name: what is in a file, in words, and its bytes."""
+
 
 def write_dossier(
     folder: Path,
@@ -111,10 +114,6 @@ def write_dossier(
     )
     _write_folder(folder, {"REPORT.md": report.encode(), **{name: data for name, (_, data) in files.items()}})
     return list(script.problems)
-
-
-_Files = dict[str, tuple[str, bytes]]
-"""By name: what is in a file, in words, and its bytes."""
 
 
 def _repro_files(case: Case, finding: Finding, script: Script, shown: Shown | None) -> _Files:

@@ -1,7 +1,4 @@
-"""Which op Dynamo got wrong: the calls the program makes uncompiled against those of the graphs that ran instead.
-
-Where tensors differ because of what plain Python computed, or of the branch it took, the Python code is named.
-"""
+"""Finds what Dynamo got wrong, an op or Python code: the calls of the uncompiled program against its graphs."""
 
 from __future__ import annotations
 
@@ -57,6 +54,34 @@ from graphprobe.internals.tensors.plain_tensors import physical, without_transfo
 Plain = tuple[str, str]
 """A number, text or truth value among arguments or results: the path to it, and its value as text."""
 
+HIDDEN = ("__get__", "__set__", "requires_grad_", "grad")
+"""Calls that a graph need not have."""
+
+SAME = {
+    "div": "truediv",
+    "true_divide": "truediv",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "subtract": "sub",
+    "multiply": "mul",
+    "negative": "neg",
+    "rdiv": "truediv",
+    "bitwise_not": "invert",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+}
+"""Names under which one operation of tensors goes, in Python, in torch and in Dynamo's graphs."""
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+SAME |= {letter + name: name for name in BINARY for letter in "ir"}
+
+INNER = ("torch._functorch.", "torch._C._functorch.")
+OWN_FUNCTION = "custom_function_call"
+"""How a class derived from `torch.autograd.Function` is seen under a transform of `torch.func`."""
+
+UNLIKE = "its result in Dynamo's graph is not that of the same call uncompiled"
+
 
 class Made(msgspec.Struct):
     """One call of torch that the uncompiled program made.
@@ -85,10 +110,6 @@ class Uncompiled(msgspec.Struct):
     made: list[Made] = []
     returned: list[Plain] = []
     raised: list[FramePlace] = []
-
-
-HIDDEN = ("__get__", "__set__", "requires_grad_", "grad")
-"""Calls that a graph need not have."""
 
 
 class _Calls(TorchFunctionMode):
@@ -255,34 +276,9 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
     return next((one for way in ways for one in way() if one is not None), None)
 
 
-SAME = {
-    "div": "truediv",
-    "true_divide": "truediv",
-    "floor_divide": "floordiv",
-    "remainder": "mod",
-    "subtract": "sub",
-    "multiply": "mul",
-    "negative": "neg",
-    "rdiv": "truediv",
-    "bitwise_not": "invert",
-    "bitwise_and": "and",
-    "bitwise_or": "or",
-    "bitwise_xor": "xor",
-}
-"""Names under which one operation of tensors goes, in Python, in torch and in Dynamo's graphs."""
-
-BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
-SAME |= {letter + name: name for name in BINARY for letter in "ir"}
-
-
 def _plain(name: str) -> str:
     short = name.rpartition(".")[2].strip("_")
     return SAME.get(short, short)
-
-
-INNER = ("torch._functorch.", "torch._C._functorch.")
-OWN_FUNCTION = "custom_function_call"
-"""How a class derived from `torch.autograd.Function` is seen under a transform of `torch.func`."""
 
 
 def _counts(ran: _Ran, made: list[Made]) -> bool:
@@ -484,9 +480,6 @@ def _own_function(made: Made, got: list[_Ran], reason: str) -> Accused:
     """A `Function` of the program's, called under a transform of `torch.func`; `got`: the nodes in its place."""
     also = [*filter(None, [applied_in(made.frames[0])]), *dict.fromkeys(op_of(run.node) for run in got)]
     return Accused("autograd_function_apply", None, made.frames[0].source, None, reason, also)
-
-
-UNLIKE = "its result in Dynamo's graph is not that of the same call uncompiled"
 
 
 def _not_called(made: Made) -> Accused:

@@ -25,6 +25,8 @@ _PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-pac
 FRAMES = 8
 """Callers that are kept of a call."""
 
+FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
+
 
 class FramePlace(msgspec.Struct, frozen=True):
     """Where a frame is: its function, and the expression in it that runs; columns are -1 where they are unknown."""
@@ -95,9 +97,6 @@ def places_read(error: BaseException) -> list[FramePlace]:
             line, start, end = (entry.lineno, start, end) if end else (-1, -1, -1)
             places.append(FramePlace(entry.filename, entry.lineno, line, start, end, entry.name))
     return (places or _told(str(error).partition("from user code:")[2]))[:FRAMES]
-
-
-FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
 
 def node_places(node: Node) -> list[FramePlace]:

@@ -17,10 +17,25 @@ from graphprobe.internals.tensors.trees import tree_map
 
 utils: Any = require("torch._dynamo", "utils", purpose="naming functions of numpy's")
 
-MOST = 3
+MOST_OPS = 3
 """ATen ops that are named of one function."""
 
 WRAPPED = "wrapped_"
+
+OPERATORS = {
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "neg": "negative",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+}
+"""Functions of numpy's that go under other names as operators."""
 
 
 def numpy_name(node: Node) -> str | None:
@@ -37,22 +52,6 @@ def numpy_name(node: Node) -> str | None:
     if target is utils.numpy_attr_wrapper:
         return f"numpy.ndarray.{node.args[1]}"
     return None
-
-
-OPERATORS = {
-    "sub": "subtract",
-    "mul": "multiply",
-    "truediv": "true_divide",
-    "floordiv": "floor_divide",
-    "neg": "negative",
-    "eq": "equal",
-    "ne": "not_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
-}
-"""Functions of numpy's that go under other names as operators."""
 
 
 def computed_by_numpy(node: Node, args: Any, kwargs: Any) -> torch.Tensor | None:
@@ -100,4 +99,4 @@ def aten_of(node: Node, args: Any, kwargs: Any) -> list[str]:
         function(*copied(args), **kwargs)
     name = (numpy_name(node) or "").rpartition(".")[2]
     ops = dict.fromkeys(op for op in seen if not op.startswith(("aten.detach", "aten.clone", "aten.lift")))
-    return sorted(ops, key=lambda op: op.split(".")[1] != name)[:MOST]
+    return sorted(ops, key=lambda op: op.split(".")[1] != name)[:MOST_OPS]

@@ -1,7 +1,4 @@
-"""Which Python code of the user's computed an argument or a result, or chose the branch that a call is in.
-
-Which statement of the user's makes a side effect: what the source calls or does, with its line.
-"""
+"""Finds the statement of the user's that computed a wrong value, chose the branch or made a side effect."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from graphprobe.diagnose.dynamo.python_source import (
 )
 from graphprobe.judge.effect_walk import names_of_code
 
-MOST = 200
+MOST_FUNCTIONS = 200
 """Functions that are looked at."""
 
 CHANGING = frozenset(
@@ -56,13 +53,36 @@ DRAWN = re.compile(r"rand|normal|bernoulli|dropout|multinomial|poisson|uniform_|
 
 PART = re.compile(r"[A-Za-z_]\w*|\[[^\]]*\]")
 
+UNSURE = "()"
+"""After the name of a method that may change nothing."""
+
+SIGNS: dict[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+    ast.MatMult: "@",
+}
+
+FILLING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
+
+EXITS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
 
 def functions_of(fn: Any) -> list[types.FunctionType]:
     """The user's functions that a function or module leads to, the near ones first. No code of the user runs."""
     found: list[types.FunctionType] = []
     seen: set[int] = set()
     edge: list[Any] = [fn]
-    while edge and len(found) < MOST:
+    while edge and len(found) < MOST_FUNCTIONS:
         value = edge.pop(0)
         if id(value) in seen:
             continue
@@ -90,7 +110,7 @@ def _leads(value: Any) -> list[Any]:
         kinds = [kind for kind in value.__mro__ if _is_users_class(kind)]
         return [part for kind in kinds for part in vars(kind).values() if _is_code(part)]
     if isinstance(value, (list, tuple)):
-        return [part for part in value[:MOST] if _is_code(part) or _is_users_class(type(part))]
+        return [part for part in value[:MOST_FUNCTIONS] if _is_code(part) or _is_users_class(type(part))]
     if not _is_users_class(type(value)) and not isinstance(value, torch.nn.Module):
         return []
     parts = [*_attributes(value).values(), *(value.children() if isinstance(value, torch.nn.Module) else ())]
@@ -223,26 +243,6 @@ def _called(node: ast.Call, source: ParsedFile) -> Iterator[tuple[ast.AST, str]]
         yield target, name
     elif isinstance(node.func, ast.Attribute) and not name.startswith(("torch.", "numpy.")):
         yield node.func.value, name if last_of(node.func) in CHANGING else f"{name}{UNSURE}"
-
-
-UNSURE = "()"
-"""After the name of a method that may change nothing."""
-
-SIGNS: dict[type[ast.AST], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.BitXor: "^",
-    ast.LShift: "<<",
-    ast.RShift: ">>",
-    ast.MatMult: "@",
-}
 
 
 def _flat(target: ast.AST) -> Iterator[ast.AST]:
@@ -399,9 +399,6 @@ def _filled(scope: ast.AST, name: str, path: str) -> list[ast.expr]:
     return [*put[at : at + 1], *put[:at], *put[at + 1 :]]
 
 
-FILLING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
-
-
 class TorchCall(NamedTuple):
     """A torch call: the user's frames that led to it, and its name."""
 
@@ -493,9 +490,6 @@ def _ended(names: Names, node: ast.AST, others: list[ast.AST], shared: list[ast.
     if node not in others:
         for parent, part in _ends_before(names.source, node, taken):
             names.conditions(parent, part)
-
-
-EXITS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def _ends_before(

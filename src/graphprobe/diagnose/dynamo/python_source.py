@@ -17,6 +17,56 @@ CALL, READ, OPERATOR = range(3)
 DEPTH = 6
 """Names that are followed, one out of the other."""
 
+FORM = frozenset(
+    "data_ptr dim element_size get_device is_conj is_contiguous is_inference is_neg is_pinned is_set_to is_shared "
+    "nelement ndimension numel size storage_offset stride".split()
+)
+"""Methods of a tensor that tell how it lies in memory or what kind it is, and give no tensor."""
+IN_PLACE = frozenset(
+    "as_strided_ detach_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ "
+    "unsqueeze_".split()
+)
+"""Methods that change what those tell."""
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+LITERALS: dict[type[ast.AST], str] = {
+    ast.Dict: "dict",
+    ast.DictComp: "dict",
+    ast.List: "list",
+    ast.ListComp: "list",
+    ast.Set: "set",
+    ast.SetComp: "set",
+    ast.Tuple: "tuple",
+    ast.JoinedStr: "str",
+}
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.BitAnd: "and_",
+    ast.BitOr: "or_",
+    ast.BitXor: "xor",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Is: "is_",
+    ast.IsNot: "is_not",
+    ast.In: "contains",
+    ast.NotIn: "contains",
+}
+
 
 class Named(NamedTuple):
     """Something that the source calls, reads or does; `weight` as `CALL`, `READ`, `OPERATOR`."""
@@ -103,30 +153,6 @@ class ParsedFile:
         if kind is None and isinstance(node, ast.Constant):
             kind = type(node.value).__name__
         return kind or ""
-
-
-FORM = frozenset(
-    "data_ptr dim element_size get_device is_conj is_contiguous is_inference is_neg is_pinned is_set_to is_shared "
-    "nelement ndimension numel size storage_offset stride".split()
-)
-"""Methods of a tensor that tell how it lies in memory or what kind it is, and give no tensor."""
-IN_PLACE = frozenset(
-    "as_strided_ detach_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ "
-    "unsqueeze_".split()
-)
-"""Methods that change what those tell."""
-
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-LITERALS: dict[type[ast.AST], str] = {
-    ast.Dict: "dict",
-    ast.DictComp: "dict",
-    ast.List: "list",
-    ast.ListComp: "list",
-    ast.Set: "set",
-    ast.SetComp: "set",
-    ast.Tuple: "tuple",
-    ast.JoinedStr: "str",
-}
 
 
 @functools.lru_cache(maxsize=64)
@@ -473,34 +499,6 @@ class Names(ast.NodeVisitor):
 
 def _place(node: ast.expr) -> tuple[int, int, int, int]:
     return node.lineno, node.end_lineno or -1, node.col_offset, node.end_col_offset or -1
-
-
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-OPERATORS: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "and_",
-    ast.BitOr: "or_",
-    ast.BitXor: "xor",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Is: "is_",
-    ast.IsNot: "is_not",
-    ast.In: "contains",
-    ast.NotIn: "contains",
-}
 
 
 def _inside(binding: Binding) -> set[ast.AST]:

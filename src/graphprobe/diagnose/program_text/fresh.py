@@ -1,6 +1,6 @@
 """Runs a step of a diagnosis in a fresh Python process, where a fork is impossible: the program is saved and made anew.
 
-A record of it holds the text of functions and classes, and values: no pickle, and none of its own code runs for that.
+The saved program holds the text of functions and classes, and values: no pickle, and none of its code runs for that.
 """
 
 from __future__ import annotations

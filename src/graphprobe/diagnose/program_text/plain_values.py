@@ -13,6 +13,8 @@ MOST_INLINE = 64
 """Values of a tensor that are written out; one with more lies in the file."""
 WIDTH = 110
 
+_EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 class Unwritable(Exception):
     """Why something cannot be told as Python, in words."""
@@ -88,9 +90,6 @@ def _remade(values: str, dtype: torch.dtype, flat: torch.Tensor) -> bool:
     made = torch.tensor(eval(values, {"float": float, "complex": complex}), dtype=dtype).reshape(-1)
     same = made.view(torch.uint8).reshape(len(flat), -1) == flat.contiguous().view(torch.uint8).reshape(len(flat), -1)
     return bool((same.all(1) | (flat != flat)).all())
-
-
-_EXACT = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:

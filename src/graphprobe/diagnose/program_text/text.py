@@ -1,8 +1,7 @@
-"""A program as Python that a person can read: definitions as its files have them, values written out.
+"""Writes a program as Python that a person can read: definitions as in their files, nested ones too, and values.
 
-What is needed is found as for the record of a frame (`program`, `values`); here it becomes text instead of JSON.
-
-Functions and classes that were made inside of functions, and what they take from there.
+What the program needs is found as for the record of a frame (`program`, `values`); here it becomes text instead of
+JSON.
 """
 
 from __future__ import annotations
@@ -37,6 +36,9 @@ from graphprobe.probe.frames.program import _Module
 from graphprobe.probe.frames.sources import NotRecordable, global_names
 
 LOCALS = "<locals>."
+
+BUILTINS = frozenset(dir(builtins))
+FUTURE = "from __future__ import annotations"
 
 
 @dataclass
@@ -159,10 +161,6 @@ def _sets(function: FunctionType, cell: Any) -> bool:
     """Whether a function gives the variable in a cell another value."""
     names = {n for n, c in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True) if c is cell}
     return any(i.opname == "STORE_DEREF" and i.argval in names for i in dis.get_instructions(function.__code__))
-
-
-BUILTINS = frozenset(dir(builtins))
-FUTURE = "from __future__ import annotations"
 
 
 @dataclass

@@ -25,7 +25,7 @@ from graphprobe.store.schema import UNREADABLE
 
 ORIGINAL, REPRO, JOURNAL = "original", "repro", "journal.jsonl"
 STATE, BEST, NODES = "reduction.json", "best.json", "nodes.json"
-SCHEMA = 1
+CASE_SCHEMA = 1
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Of `renameat2`: paths count from the working directory; the two change places."""
@@ -41,7 +41,7 @@ class State(msgspec.Struct, kw_only=True):
         check, fail_regex: as they were given.
     """
 
-    schema: int = SCHEMA
+    schema: int = CASE_SCHEMA
     identity: str
     signature: str = ""
     check: str | None = None
@@ -81,8 +81,8 @@ def read_state(folder: Path) -> State:
         state = msgspec.json.decode(read_file(file), type=State)
     except (OSError, *UNREADABLE) as error:
         raise UsageError(f"{file} cannot be read: {error}", hint="Begin anew in another folder.") from error
-    if state.schema != SCHEMA:
-        raise UsageError(f"{file} has schema {state.schema}, this version reads {SCHEMA}")
+    if state.schema != CASE_SCHEMA:
+        raise UsageError(f"{file} has schema {state.schema}, this version reads {CASE_SCHEMA}")
     return state
 
 

@@ -34,6 +34,8 @@ from graphprobe.reduce.outcome import Answer
 CRASH = "segfault"
 """Asked for this, a judge compares no values; exceptions and hangs fail all the same."""
 
+DEFAULT_TIMEOUT_S = TIMEOUT_S
+
 
 def copy_of(gm: GraphModule) -> GraphModule:
     """The graph as it is now; parameters and constants are shared."""
@@ -151,6 +153,3 @@ def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float, fail_regex:
     command = [sys.executable, "-m", "graphprobe", "reduce", str(dossier), "-o", str(folder)]
     command += ["--timeout", f"{timeout_s:g}", *(["--fail-regex", fail_regex] if fail_regex is not None else [])]
     return subprocess.run(command, capture_output=True, check=False).returncode
-
-
-DEFAULT_TIMEOUT_S = TIMEOUT_S

@@ -1,12 +1,11 @@
-"""Dynamo's graphs in a form that pieces can be cut out of and compiled again.
+"""Turns Dynamo's graphs into a form that pieces can be cut out of and compiled again.
 
-Without the transforms of `torch.func`: what they do to the ops, in ATen ops. Inside of a transform (`vmap`, `grad`,
-`jvp` and what is made of them) values are wrapped in levels that exist only while it runs: they cannot be saved, and no
-piece of the graph can be cut out there. AOTAutograd traces through the transforms, so that from there on a graph of the
-ATen ops that they lead to is the same program.
+Transforms of `torch.func` become the ATen ops that they lead to. Inside of one (`vmap`, `grad`, `jvp` and what is made
+of them) values are wrapped in levels that exist only while it runs: they cannot be saved, and no piece of the graph can
+be cut out there. AOTAutograd traces through the transforms, so that its graph is the same program.
 
-Without floats that are inputs: with dynamic shapes a float of a module (the momentum of a batch norm) is a tensor that
-`item` makes a number of, which Dynamo does not trace a second time.
+Floats that are inputs become constants: with dynamic shapes a float of a module (the momentum of a batch norm) is a
+tensor that `item` makes a number of, which Dynamo does not trace a second time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,1 @@
-"""Searches for the operation to blame, each for one kind of failure; the steps run them.
-
-Of graphs that are equal, one is searched.
-"""
+"""Searches for the operation to blame, each for one kind of failure; of graphs that are equal, one is searched."""

@@ -27,6 +27,11 @@ from graphprobe.internals.tensors.trees import tree_map
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 
+CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
+
+MOST_CALLS = 8
+"""Calls of one function that are tried by themselves."""
+
 
 def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
     """The backend that adds `stage`."""
@@ -37,9 +42,6 @@ def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
     if stage in ("decomposition", "pre_grad", "joint", "post_grad"):
         return stage_rung(watch, stage)
     return compilation.backend
-
-
-CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
 
 
 def isolated_suspects(
@@ -136,10 +138,6 @@ def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, i
     return nodes[-1]
 
 
-MOST = 8
-"""Calls of one function that are tried by themselves."""
-
-
 def graphs_of_calls(program: Program, op: str) -> list[DynamoGraph]:
     """The uncompiled program's first calls of a function of torch, each as a graph of this one call.
 
@@ -159,7 +157,7 @@ class _CallsOf(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name == self.op.rpartition(".")[2] and len(self.graphs) < MOST:
+        if name == self.op.rpartition(".")[2] and len(self.graphs) < MOST_CALLS:
             method = getattr(torch.Tensor, name, None) is func
             graph, given = Graph(), list[torch.Tensor]()
 

@@ -28,6 +28,8 @@ from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 GROSS = 0.01
 """Relative rms error from which on the values of a call are looked into: rounding has been judged before."""
 
+_RECORDS = list[ObservationRecord]
+
 
 def is_looked_at(number: int) -> bool:
     """Whether the call of this number, from 1, is one of those that are looked at."""
@@ -76,9 +78,6 @@ def differences_in_place(
         return None
     again = run(compiled, afresh=True) if afresh else expected
     return [] if again is None or _gross(expected, again) else found
-
-
-_RECORDS = list[ObservationRecord]
 
 
 def _run(program: Program, function: Callable[..., Any], afresh: bool) -> list[ObservationRecord] | None:

@@ -1,6 +1,4 @@
-"""Names the kernel of each suspect, by mixing where the outputs of its graph are wrong, and confirms it.
-
-Finds the wrong launches of a compiled graph: run it with a different subset of launches replaced each time.
+"""Names the kernel of each suspect: runs the compiled graph with ever other launches replaced.
 
 A launch is guilty when the outputs are right with it replaced and wrong with every launch replaced but it. As what is
 found stays replaced, the search goes on past the first fault. No graph is compiled for any of this.
@@ -33,11 +31,18 @@ from graphprobe.internals.launches.kernel_signatures import kernel_source
 Judge = Callable[[MixedRun], LocalError]
 """Says of a run whether what left the graph is right."""
 
-MOST = 8
+MOST_FAULTS = 8
 """Faults of one graph that are looked for."""
 
 FORMS = ("wrong_dtype", "wrong_shape")
 """What no launch decides, but the code that makes room for its results."""
+
+log = logging.getLogger(__name__)
+
+MORE = "the outputs are wrong with these replaced, too; there are more, or they only fail together"
+
+SHOWN = 3
+"""Launches that could not be replaced and are named in a note."""
 
 
 class FaultyLaunch(msgspec.Struct, frozen=True):
@@ -156,21 +161,13 @@ class _KernelSearch:
                 f"not the text of the loops is to blame, but {loops}how the buffers share memory"
             )
         right = len(self._usable)
-        while right > 0 and len(self.found) < MOST:
+        while right > 0 and len(self.found) < MOST_FAULTS:
             before = self._mixed.runs
             right = bisect_left(range(1, right), True, key=lambda prefix: not self._wrong(prefix))
             self.found.append((self._usable[right], self._mixed.runs - before))
             if not self._wrong(0):
                 return ""
         return MORE
-
-
-log = logging.getLogger(__name__)
-
-MORE = "the outputs are wrong with these replaced, too; there are more, or they only fail together"
-
-SHOWN = 3
-"""Launches that could not be replaced and are named in a note."""
 
 
 def name_kernels(

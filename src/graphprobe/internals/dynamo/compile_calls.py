@@ -1,7 +1,4 @@
-"""Comes between Dynamo and what it compiles, so that somebody can look at a call before the compiled function is run.
-
-Takes the place of `torch.compile`, so that a program's functions are compiled otherwise than it says.
-"""
+"""Takes the place of `torch.compile`, or comes between it and Dynamo, so that a call is seen before it runs."""
 
 from __future__ import annotations
 
@@ -21,6 +18,17 @@ from typing import Any
 from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.dynamo.frame_names import frame_name
 from graphprobe.internals.unseen import unseen
+
+NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
+"""Options that `torch.compile` takes for itself."""
+
+POLL_S = 0.05
+"""How often a call that waits for its turn looks whether its function is busy."""
+
+Backend = str | Callable[..., Any]
+
+Settings = dict[str, Any]
+"""The keyword arguments of a call of `torch.compile`."""
 
 
 @dataclass(eq=False)
@@ -70,13 +78,6 @@ class Compiled:
         taken = {k: v for k, v in (self.options or {}).items() if k not in NO_SETTINGS}
         # Raises what torch raises for a name that it does not know, or a value of another type.
         return dict(torch._TorchCompileInductorWrapper(self.mode, taken, self.dynamic).config)
-
-
-NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})
-"""Options that `torch.compile` takes for itself."""
-
-POLL_S = 0.05
-"""How often a call that waits for its turn looks whether its function is busy."""
 
 
 class CompileCalls(Subscription):
@@ -358,13 +359,6 @@ def backend_names() -> list[str]:
     from torch._dynamo import list_backends
 
     return sorted(list_backends(exclude_tags=()))
-
-
-Backend = str | Callable[..., Any]
-
-
-Settings = dict[str, Any]
-"""The keyword arguments of a call of `torch.compile`."""
 
 
 class CompileSettings(Subscription):

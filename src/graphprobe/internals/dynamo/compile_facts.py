@@ -11,6 +11,9 @@ from graphprobe.internals.names import require
 
 PURPOSE = "explaining a compile"
 
+GENERATOR = "Attempt to trace generator"
+"""What Dynamo says of each generator that it is called with."""
+
 
 def guard_reader() -> Callable[[], list[dict[str, Any]]]:
     """Reads the guards that the compile under way on this thread has by now; call the reader once it has ended.
@@ -45,10 +48,6 @@ def graphs_made() -> int:
     """Graphs that Dynamo has made by now, over the whole process."""
     counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
     return int(counters["stats"]["unique_graphs"])
-
-
-GENERATOR = "Attempt to trace generator"
-"""What Dynamo says of each generator that it is called with."""
 
 
 def given_up() -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 Nothing happens before a failure. Tracing does not run the program's effects, so the arguments are still what they were
 when the frame began.
-
-Functions and modules that torch has wrapped: what is inside.
 """
 
 from __future__ import annotations
@@ -31,6 +29,10 @@ OURS = re.compile(r"repro_|debug_|log_|replay_|verbose$|cprofile|_|.*cache|recom
 _SOURCE = re.compile(r"L\['(\w+)'\]((?:\[(?:\d+|'[^']*')\])*)")
 _STEP = re.compile(r"\[(\d+|'[^']*')\]")
 _FROM_USER = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\n]+)\n?(?: *([^\n]*))?')
+
+ORIGINAL, DISABLED = "_torchdynamo_orig_callable", "_torchdynamo_disable"
+
+REGION = "__marked_compile_region_"
 
 
 @dataclass(frozen=True)
@@ -247,9 +249,6 @@ def _value_at(source: str, locals: Mapping[str, Any]) -> Any:
     return value
 
 
-ORIGINAL, DISABLED = "_torchdynamo_orig_callable", "_torchdynamo_disable"
-
-
 def uncompiled(value: Any) -> Any:
     """What was given to `torch.compile`, where the value came out of it; else the value."""
     for _ in range(8):
@@ -269,9 +268,6 @@ def _is_compiled_module(value: Any) -> bool:
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     kind = getattr(eval_frame, "OptimizedModule", None)
     return inspect.isclass(kind) and type(value) is kind
-
-
-REGION = "__marked_compile_region_"
 
 
 def marked_function(function: FunctionType) -> tuple[Callable[..., Any], Any, dict[str, Any]] | None:

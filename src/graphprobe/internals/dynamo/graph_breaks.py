@@ -2,8 +2,6 @@
 
 Three places of torch are tapped. None of them puts a frame of ours on the stack while Dynamo traces, because Dynamo
 inspects its own stack and logs it.
-
-Finds the expression and the statement that an instruction stands for, by the columns that CPython keeps of it.
 """
 
 from __future__ import annotations
@@ -28,6 +26,15 @@ from graphprobe.internals.unseen import unseen
 BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 MAX_CHARACTERS = 2000
 """Of a statement or expression; of a longer one nothing is kept."""
+
+MOST_LINES = 12
+"""Of a statement that is kept with a break."""
+
+BREAKS = ("Unsupported", "UserError", "UncapturedHigherOrderOpError")
+"""Exceptions of Dynamo that mean: this cannot be put into a graph."""
+
+ALWAYS_RAISED = ("UncapturedHigherOrderOpError", "TorchRuntimeError")
+"""Those that reach the program without `fullgraph=True` too."""
 
 
 def code_at(file: str, line: int | None, column: int | None, end_column: int | None) -> tuple[str, str]:
@@ -108,16 +115,6 @@ def _expression_at(statement: ast.stmt, line: int, column: int, end_column: int)
             if (name.end_lineno, (name.end_col_offset or 0) - len(name.attr.encode())) == (line, column):
                 return node
     return None
-
-
-MOST_LINES = 12
-"""Of a statement that is kept with a break."""
-
-BREAKS = ("Unsupported", "UserError", "UncapturedHigherOrderOpError")
-"""Exceptions of Dynamo that mean: this cannot be put into a graph."""
-
-ALWAYS_RAISED = ("UncapturedHigherOrderOpError", "TorchRuntimeError")
-"""Those that reach the program without `fullgraph=True` too."""
 
 
 class BreakObserver(Protocol):

@@ -1,6 +1,6 @@
-"""Taps on recompilation: what torch itself finds out about the guards that failed, passed on and left as it is.
+"""Taps on recompilation: the guards that failed, as torch finds them, and what their variables were.
 
-What a variable was when a guard on it failed, read without running any code of the program.
+No code of the program runs for that.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from graphprobe.internals.unseen import unseen
 MAX_CHARACTERS = 60
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 _PLAIN = (bool, int, float, complex, str, type(None))
+
+CONVERT_FRAME = "torch._dynamo.convert_frame"
+TAP = "recompiles"
 
 
 class _UnknownError(Exception):
@@ -131,10 +134,6 @@ def _keys(value: Any) -> str | None:
 def _short(text: str) -> str:
     text = re.sub(r"\s+", " ", text)
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
-
-
-CONVERT_FRAME = "torch._dynamo.convert_frame"
-TAP = "recompiles"
 
 
 class RecompileObserver(Protocol):

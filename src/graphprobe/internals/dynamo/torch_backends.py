@@ -1,7 +1,4 @@
-"""torch's own backends by name, and Inductor with the options of a mode.
-
-Backends of a program as torch keeps them: in wrappers, as AOTAutograd's, under names that only the program knows.
-"""
+"""Finds torch's own backends by name, and those of a program inside the wrappers that torch keeps them in."""
 
 from __future__ import annotations
 
@@ -13,6 +10,10 @@ from types import FunctionType
 from typing import Any
 
 from graphprobe.internals.names import require
+
+REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
+WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
+"""Attributes under which torch, and `graphprobe.wrap`, keep a function that they wrap."""
 
 
 def lookup(name: str) -> Callable[..., Any]:
@@ -36,11 +37,6 @@ def inductor_with_mode(mode: str | None) -> Callable[..., Any]:
         return torch._TorchCompileInductorWrapper(mode or configured, options, None)(gm, example_inputs)
 
     return inductor
-
-
-REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
-WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
-"""Attributes under which torch, and `graphprobe.wrap`, keep a function that they wrap."""
 
 
 def unwrapped(backend: Any) -> tuple[Any, dict[str, Any]]:

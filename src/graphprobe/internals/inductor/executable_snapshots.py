@@ -27,6 +27,9 @@ PHASES = {"pre_grad_passes": "pre_grad", "joint_graph_passes": "joint", "post_gr
 PATTERN_ENTRIES = ("GraphPatternEntry", "LoweringPatternEntry", "ReplacementPatternEntry")
 """Classes of the pattern matcher, each of which replaces what a pattern has matched."""
 
+MOST_CALLS = 64
+"""Calls of one function after which it is taken for a part of what calls it."""
+
 
 class ExecutableSnapshot(msgspec.Struct):
     """A graph at one moment.
@@ -161,10 +164,6 @@ class Snapshots:
             log.unseen.append(f"{name}: {type(error).__name__}: {error}")
             return
         self._signature = signature
-
-
-MOST_CALLS = 64
-"""Calls of one function after which it is taken for a part of what calls it."""
 
 
 class OwnPasses:

@@ -1,7 +1,4 @@
-"""A graph as Inductor lowered it, whose generated code and IR can be asked, and run again in plain torch.
-
-What Inductor makes of a graph, read in one place while it does: scheduler's nodes, buffers, generated module.
-"""
+"""Reads what Inductor makes of a graph while it does: nodes, buffers, code, and IR that runs in plain torch."""
 
 from __future__ import annotations
 

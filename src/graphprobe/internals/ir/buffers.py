@@ -21,6 +21,9 @@ HALVES = (torch.float16, torch.bfloat16)
 MULTI_OUT: Any = getattr(ir, "ExternKernelMultiOut", ())
 ALLOCATING: Any = getattr(ir, "AllocatingMultiOutput", ())
 
+_UNKNOWN: Sequence[str] = ("_CollectiveKernel", "EffectfulKernel", "ComplexView", "MemoryCheckKernel")
+"""Fallback kernels that are more than the call they name."""
+
 
 class Buffers:
     """Every buffer of a lowered graph as flat storage, filled as operations run.
@@ -326,10 +329,6 @@ def _nothing(buffers: Buffers, op: Any) -> None:
             if part.get_name() in buffers.lost:
                 raise NotEvaluated(f"it needs {part.get_name()}, which has no value")
         buffers.flat(op.get_name())
-
-
-_UNKNOWN: Sequence[str] = ("_CollectiveKernel", "EffectfulKernel", "ComplexView", "MemoryCheckKernel")
-"""Fallback kernels that are more than the call they name."""
 
 
 def _refuse(buffers: Buffers, op: Any) -> None:

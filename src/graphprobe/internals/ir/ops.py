@@ -1,9 +1,7 @@
-"""What Inductor's `ops.*` mean, in plain PyTorch: a handler that runs a whole loop nest at once, over tensors.
+"""Runs Inductor's `ops.*`, reductions, scans and sorts in plain PyTorch: a whole loop nest at once, over tensors.
 
 Loop variables are int64 ranges, one dimension each, that broadcast against each other; a value is a tensor that
 broadcasts to the loop nest. Values carry the dtypes in which Inductor computes: half precisions are float32.
-
-Reductions, scans and sorts over the last dimension, as Inductor's IR means them.
 """
 
 from __future__ import annotations
@@ -21,6 +19,33 @@ from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.virtualized import OpsValue
 
 from graphprobe.internals.ir.index import NotEvaluated, evaluate
+
+Parts = tuple[Tensor, ...]
+
+MOST_ELEMENTS = 2**27
+"""Loop nests with more steps than this are not evaluated: every value of one is a tensor of that many elements."""
+
+_RANDOM = frozenset({"rand", "randn", "rand_eager", "randint64", "output", "placeholder", "halide_clamp"})
+
+_SAME_KIND = frozenset(
+    "add sub mul truediv truncdiv floordiv mod fmod remainder minimum maximum atan2 hypot copysign nextafter "
+    "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge fma".split()
+)
+"""Operations that are for bools or for numbers; which of them generated code takes, it sees from one operand."""
+
+_SAME = {
+    "and_": "bitwise_and",
+    "or_": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+    "div_rn": "truediv",
+    "int_truediv": "truediv",
+    "mul_rn": "mul",
+    "dot": "mul",
+    "gammainc": "igamma",
+    "gammaincc": "igammac",
+}
 
 
 def reduce_plain(reduction: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,9 +105,6 @@ def online_softmax(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return most, (weights * torch.exp(values - shift.unsqueeze(-1))).sum(-1)
 
 
-Parts = tuple[Tensor, ...]
-
-
 def scan(combine: Callable[[Parts, Parts], Parts], rows: Sequence[Tensor]) -> Parts:
     """Inclusive scan with an associative `combine`, in about log2 steps."""
     done: Parts = tuple(rows)
@@ -98,10 +120,6 @@ def sort(rows: Sequence[Tensor], descending: bool) -> Parts:
     """Rows ordered by the first of them, always stable."""
     keys, order = torch.sort(rows[0], dim=-1, descending=descending, stable=True)
     return (keys, *(torch.gather(x, -1, order) for x in rows[1:]))
-
-
-MOST_ELEMENTS = 2**27
-"""Loop nests with more steps than this are not evaluated: every value of one is a tensor of that many elements."""
 
 
 class Memory(Protocol):
@@ -416,28 +434,6 @@ def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     exact = x.double() * y.double() + z.double()
     return exact.to(torch.promote_types(torch.result_type(x, y), z.dtype))
 
-
-_RANDOM = frozenset({"rand", "randn", "rand_eager", "randint64", "output", "placeholder", "halide_clamp"})
-
-_SAME_KIND = frozenset(
-    "add sub mul truediv truncdiv floordiv mod fmod remainder minimum maximum atan2 hypot copysign nextafter "
-    "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge fma".split()
-)
-"""Operations that are for bools or for numbers; which of them generated code takes, it sees from one operand."""
-
-_SAME = {
-    "and_": "bitwise_and",
-    "or_": "bitwise_or",
-    "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift",
-    "rshift": "bitwise_right_shift",
-    "div_rn": "truediv",
-    "int_truediv": "truediv",
-    "mul_rn": "mul",
-    "dot": "mul",
-    "gammainc": "igamma",
-    "gammaincc": "igammac",
-}
 
 _OWN: dict[str, Callable[..., Any]] = {
     "identity": lambda x: x,

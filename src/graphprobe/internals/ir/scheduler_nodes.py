@@ -1,6 +1,4 @@
-"""Reads Inductor's scheduler nodes, its configuration and its symbols into neutral records.
-
-A scheduler node in words: what it reads and writes, over which ranges, and its loop body.
+"""Reads Inductor's scheduler nodes, configuration and symbols into neutral records, and writes a node as text.
 
 Inductor's own `debug_str` compiles a Python function for each loop body just to print it; this prints the body's graph
 as it stands, and remembers it, since most bodies are the same before and after fusion.
@@ -22,6 +20,7 @@ from torch._inductor.utils import get_donated_idxs
 from torch._inductor.virtualized import V
 
 from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, NodeOrigin, source_line
+from graphprobe.store.schema import is_plain_data
 
 Cache = dict[tuple[int, ...], tuple[Any, str]]
 """Texts by identities of what they describe; that is kept, so that an identity cannot come back in another object."""
@@ -270,15 +269,7 @@ def config_overrides() -> dict[str, object]:
     current = inductor_config.get_config_copy()
     entries = inductor_config._config  # type: ignore[attr-defined]
     found = {name: (value, entries[name].default) for name, value in current.items()}
-    return {name: value for name, (value, default) in found.items() if _plain(value) and value != default}
-
-
-def _plain(value: object) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
+    return {name: value for name, (value, default) in found.items() if is_plain_data(value) and value != default}
 
 
 def symbols(values: Iterable[object]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,7 +1,4 @@
-"""The parameters of generated kernels: which are read, which are written, as their declarations in the module say.
-
-Which buffers each launch of a generated wrapper names, by line: read from the module's text.
-"""
+"""Reads from a generated module which kernel parameters are read or written, and which buffers each launch names."""
 
 from __future__ import annotations
 
@@ -9,6 +6,13 @@ import ast
 import re
 
 import msgspec
+
+CPP_BEGIN = re.compile(r'extern "C"\s+(?:C10_EXPORT\s+)?void\s+(?:\w+\s+)*kernel\s*\(')
+IN_OUT = "in_out"
+ONLY_WRITTEN = ("out_ptr", "ws_ptr")
+
+ALLOCATIONS = ("empty_strided", "reinterpret_tensor", "alloc_from_pool", "assert_size_stride", "assert_alignment")
+"""Names that make or check a view of memory, and launch nothing."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -27,10 +31,6 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 Signature = tuple[Parameter, ...]
-
-CPP_BEGIN = re.compile(r'extern "C"\s+(?:C10_EXPORT\s+)?void\s+(?:\w+\s+)*kernel\s*\(')
-IN_OUT = "in_out"
-ONLY_WRITTEN = ("out_ptr", "ws_ptr")
 
 
 def declarations(code: str) -> dict[str, ast.Call]:
@@ -168,10 +168,6 @@ def _triton_meta(function: ast.FunctionDef) -> tuple[dict[str, str] | None, tupl
                 elif label == "mutated_arg_names":
                     mutated = tuple(_strings(value) or ())
     return types, mutated
-
-
-ALLOCATIONS = ("empty_strided", "reinterpret_tensor", "alloc_from_pool", "assert_size_stride", "assert_alignment")
-"""Names that make or check a view of memory, and launch nothing."""
 
 
 def buffers_by_line(code: str) -> dict[int, tuple[str, ...]]:

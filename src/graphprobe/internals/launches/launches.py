@@ -18,6 +18,10 @@ from graphprobe.internals.unseen import unseen
 OP_NAMESPACES = ("aten", "inductor_ops", "_quantized")
 EXTERN = "extern_kernels"
 
+_entering = threading.Lock()
+_in_place: dict[int, _StandIns] = {}
+"""Modules whose globals are replaced at this moment, by id. Graphs with the same code share a module."""
+
 
 class Launch(msgspec.Struct, frozen=True):
     """One launch, as it happened.
@@ -150,11 +154,6 @@ class LaunchTap:
         import torch
 
         return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-
-
-_entering = threading.Lock()
-_in_place: dict[int, _StandIns] = {}
-"""Modules whose globals are replaced at this moment, by id. Graphs with the same code share a module."""
 
 
 class _StandIns:

@@ -1,7 +1,4 @@
-"""What `--logs` asks for: which component at which level, and which artifacts, each into a file of its own.
-
-The names that TORCH_LOGS knows, read from torch's own list without importing torch.
-"""
+"""What `--logs` asks for: components with levels, and artifacts, by names from torch's list, read without torch."""
 
 from __future__ import annotations
 
@@ -25,6 +22,22 @@ REGISTRY = ("torch._logging._internal", "log_registry")
 OWN = {"aot": ("torch._functorch",), "fx": ("torch.fx",)}
 """Loggers that a component has here beyond torch's list: the partitioner logs outside `aot_autograd`, and FX has no
 name."""
+
+LEVELS = {
+    "verbose": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+"""`verbose` is DEBUG with the whole traceback of every error."""
+
+USUAL = ("dynamo", "aot", "inductor", "fx")
+"""The components that a level without a name is for."""
+
+_SIGNS = {"+": "debug", "-": "error"}
+_TOKEN = re.compile(r"([+-]?)([\w.]+)(?:=(\w+))?", re.ASCII)
+_GRAMMAR = "write it as info, debug, verbose, NAME=LEVEL or +NAME, with commas between, e.g. dynamo=debug,+graph_breaks"
 
 
 class LogNames(msgspec.Struct, frozen=True):
@@ -132,23 +145,6 @@ def _from_torch() -> LogNames:
         {name: tuple(loggers) for name, loggers in registry.log_alias_to_log_qnames.items()},
         {name: name not in off for name in sorted(registry.artifact_names)},
     )
-
-
-LEVELS = {
-    "verbose": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
-"""`verbose` is DEBUG with the whole traceback of every error."""
-
-USUAL = ("dynamo", "aot", "inductor", "fx")
-"""The components that a level without a name is for."""
-
-_SIGNS = {"+": "debug", "-": "error"}
-_TOKEN = re.compile(r"([+-]?)([\w.]+)(?:=(\w+))?", re.ASCII)
-_GRAMMAR = "write it as info, debug, verbose, NAME=LEVEL or +NAME, with commas between, e.g. dynamo=debug,+graph_breaks"
 
 
 class Route(msgspec.Struct, frozen=True):

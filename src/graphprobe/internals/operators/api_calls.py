@@ -1,9 +1,9 @@
 """The private names needed to record API calls: what a call is, and where compiled code begins and ends.
 
-Stands before `torch.autograd.Function.apply`. To torch 2.14 that is a function of Python. A program may have taken
-`MyFunction.apply` long before, bound to this one function: replacing an attribute does not reach it; replacing the code
-of the function does, and keeps its identity. From 2.15 on it is a method in C, whose attribute is replaced; what was
-taken before goes past it.
+`torch.autograd.Function.apply` is a function of Python to torch 2.14. A program may have taken `MyFunction.apply` long
+before, bound to this one function: replacing an attribute does not reach it; replacing the code of the function does,
+and keeps its identity. From 2.15 on it is a method in C, whose attribute is replaced; what was taken before goes past
+it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,21 @@ from graphprobe.internals.names import require
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _MODULE = "torch.nn.modules.module"
+
+UNTOLD = object()
+"""In place of a result: the wrapper of a compiled function keeps none in torch 2.11."""
+
+_PURPOSE = "recording calls of torch's API"
+_depth: Callable[[], int] = require("torch._C", "_len_torch_function_stack", purpose=_PURPOSE)
+_mode_at: Callable[[int], object] = require("torch._C", "_get_function_stack_at", purpose=_PURPOSE)
+_push_mode: Callable[[object], None] = require("torch.overrides", "_push_mode", purpose=_PURPOSE)
+_pop_mode: Callable[[], object] = require("torch.overrides", "_pop_mode", purpose=_PURPOSE)
+
+Around = Callable[[Callable[..., Any], type, tuple[Any, ...], dict[str, Any]], Any]
+"""`around(original, cls, args, kwargs)` calls `original(cls, *args, **kwargs)` and returns what that returned."""
+
+_PLACE = "graphprobe"
+_APPLY = "torch.autograd.function:Function.apply"
 
 
 def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
@@ -69,10 +84,6 @@ def original_of(module: torch.nn.Module) -> torch.nn.Module:
     """The module that was compiled."""
     found = vars(module).get("_modules", {}).get("_orig_mod", module)
     return found if isinstance(found, torch.nn.Module) else module
-
-
-UNTOLD = object()
-"""In place of a result: the wrapper of a compiled function keeps none in torch 2.11."""
 
 
 class CompiledRegions:
@@ -215,20 +226,6 @@ def _emptied() -> list[object]:
     while _depth():
         stack.append(_pop_mode())
     return stack[::-1]
-
-
-_PURPOSE = "recording calls of torch's API"
-_depth: Callable[[], int] = require("torch._C", "_len_torch_function_stack", purpose=_PURPOSE)
-_mode_at: Callable[[int], object] = require("torch._C", "_get_function_stack_at", purpose=_PURPOSE)
-_push_mode: Callable[[object], None] = require("torch.overrides", "_push_mode", purpose=_PURPOSE)
-_pop_mode: Callable[[], object] = require("torch.overrides", "_pop_mode", purpose=_PURPOSE)
-
-
-Around = Callable[[Callable[..., Any], type, tuple[Any, ...], dict[str, Any]], Any]
-"""`around(original, cls, args, kwargs)` calls `original(cls, *args, **kwargs)` and returns what that returned."""
-
-_PLACE = "graphprobe"
-_APPLY = "torch.autograd.function:Function.apply"
 
 
 class FunctionApply:

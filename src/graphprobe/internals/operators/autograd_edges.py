@@ -1,8 +1,6 @@
 """The autograd graph around one call: which nodes it made, and on which of their edges the gradients of its inputs lie.
 
 Nothing here keeps a tensor: edges are found by identity while the call runs, and what is left are hooks on nodes.
-
-What surrounds an operator in this thread: the node of the autograd graph, the mode around torch's functions.
 """
 
 from __future__ import annotations
@@ -41,6 +39,15 @@ Edge = tuple[Any, int]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_NEVER = 2**64 - 1
+"""Sequence number of the nodes that add gradients to leaves."""
+
+_function_modes: Callable[[], list[Any]] = require(
+    "torch.overrides", "_get_current_function_mode_stack", purpose="ending the overflow check"
+)
+_OF_A_LEAF = 1 << 63
+"""What gathers the gradient of a leaf has the largest number there is."""
 
 
 def uncompiled(function: F) -> F:
@@ -224,15 +231,6 @@ def _outside_of_modes() -> type:
 
 
 _ACCUMULATE = _outside_of_modes()
-_NEVER = 2**64 - 1
-"""Sequence number of the nodes that add gradients to leaves."""
-
-
-_function_modes: Callable[[], list[Any]] = require(
-    "torch.overrides", "_get_current_function_mode_stack", purpose="ending the overflow check"
-)
-_OF_A_LEAF = 1 << 63
-"""What gathers the gradient of a leaf has the largest number there is."""
 
 
 def running_node() -> tuple[str, int] | None:

@@ -1,13 +1,8 @@
-"""What a call target of torch's operator registry is: its namespace, name, overload and argument names.
+"""What a call target of torch's operator registry is, and modes between a piece of code and the operators it runs.
 
-Stands between a piece of code and the operators it runs, above the kernels and below autograd.
-
-Operators that are run for what they do, not for a result: no pass of a compiler drops them.
-
-An effect token would order them among each other, too, but torch 2.13 cannot hand one to the body of a `cond`. So they
-are marked for FX's and Inductor's removal of dead code alone, and keep the order that their inputs give them.
-
-torch's dispatch modes: those that check operators while they run, and the one that runs them without data.
+Operators that run for what they do, not for a result, are dropped by no pass of a compiler. An effect token would order
+them among each other, too, but torch 2.13 cannot hand one to the body of a `cond`. So they are marked for FX's and
+Inductor's removal of dead code alone, and keep the order that their inputs give them.
 """
 
 from __future__ import annotations
@@ -25,6 +20,17 @@ from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.internals.names import require
+
+Overload = OpOverload
+"""`torch.ops.aten.add.Tensor` and its like."""
+
+Around = Callable[[Overload, tuple[Any, ...], dict[str, Any]], Any]
+"""Is called in place of an operator, with its arguments, and returns what the operator shall return."""
+
+_library = torch.library.Library("graphprobe", "FRAGMENT")
+
+SCHEMA_MODULE = "torch._subclasses.schema_check_mode"
+BUILT_IN = frozenset({"aten", "prims", "prim"})
 
 
 class Operator(NamedTuple):
@@ -114,13 +120,6 @@ def _is(node: Any, namespace: str, name: str) -> bool:
     return found is not None and (found.namespace, found.name) == (namespace, name)
 
 
-Overload = OpOverload
-"""`torch.ops.aten.add.Tensor` and its like."""
-
-Around = Callable[[Overload, tuple[Any, ...], dict[str, Any]], Any]
-"""Is called in place of an operator, with its arguments, and returns what the operator shall return."""
-
-
 class OpMode(TorchDispatchMode):
     """A context manager: inside, `around` is asked for the result of every operator, those of a backward included.
 
@@ -146,9 +145,6 @@ def decomposition_of(op: Overload) -> Callable[..., Any] | None:
     table = require("torch._decomp", "decomposition_table", purpose="running an operator as its decomposition")
     found: Callable[..., Any] | None = table.get(op)
     return found
-
-
-_library = torch.library.Library("graphprobe", "FRAGMENT")
 
 
 def define_side_effect(name: str, arguments: str, kernel: Callable[..., None]) -> Any:
@@ -183,10 +179,6 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 def _batch_first(value: Any, dim: Any) -> Any:
     return value.movedim(dim, 0) if isinstance(dim, int) and isinstance(value, torch.Tensor) else value
-
-
-SCHEMA_MODULE = "torch._subclasses.schema_check_mode"
-BUILT_IN = frozenset({"aten", "prims", "prim"})
 
 
 def schema_check_mode() -> Any:

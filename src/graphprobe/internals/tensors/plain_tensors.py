@@ -1,14 +1,8 @@
-"""Tensors whose items can be read where they lie, told without giving up the interpreter's lock.
+"""Finds the plain tensor inside one that wraps it (`vmap`, `grad`, DTensor, nested), and whether its items can be read.
 
 `is_neg()` and `is_conj()` give it up for a moment, and a thread that waits for it takes it: the program would stand
 still for as long as that thread likes, at every value that is looked at. What torch notes of a tensor when it saves
 one tells the same, and keeps it.
-
-What a tensor inside `torch.vmap`, `torch.func.grad` and their like really holds.
-
-The plain tensor inside one that wraps it: the part of a DTensor on this rank, the values of a nested tensor.
-
-Which of Dynamo's nodes begin and end a transform of `torch.func`, or wrap a value for it.
 """
 
 from __future__ import annotations
@@ -29,6 +23,16 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _lazy: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_get_tensor_metadata", None)
 """`{}`, or what is still to be done to the items: `{"neg": True}`, `{"conj": True}`."""
 _STRIDED = torch.strided
+
+_PURPOSE = "recording calls inside torch.vmap and torch.func"
+
+_is_wrapped: Callable[[Any], bool] = require("torch._C._functorch", "is_functorch_wrapped_tensor", purpose=_PURPOSE)
+_is_batched: Callable[[Any], bool] = require("torch._C._functorch", "is_batchedtensor", purpose=_PURPOSE)
+_batch_dim: Callable[[Any], int] = require("torch._C._functorch", "maybe_get_bdim", purpose=_PURPOSE)
+_unwrap: Callable[[Any], torch.Tensor] = require("torch._C._functorch", "get_unwrapped", purpose=_PURPOSE)
+
+LEVELS = ("torch._functorch", "torch._C._functorch", "torch.autograd.forward_ad")
+"""Modules of the functions that Dynamo puts around what is transformed, as prefixes."""
 
 
 def is_plain(tensor: Any) -> bool:
@@ -92,14 +96,6 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return bool(_lazy(tensor)) if _lazy is not None else tensor.is_neg() or tensor.is_conj()
 
 
-_PURPOSE = "recording calls inside torch.vmap and torch.func"
-
-_is_wrapped: Callable[[Any], bool] = require("torch._C._functorch", "is_functorch_wrapped_tensor", purpose=_PURPOSE)
-_is_batched: Callable[[Any], bool] = require("torch._C._functorch", "is_batchedtensor", purpose=_PURPOSE)
-_batch_dim: Callable[[Any], int] = require("torch._C._functorch", "maybe_get_bdim", purpose=_PURPOSE)
-_unwrap: Callable[[Any], torch.Tensor] = require("torch._C._functorch", "get_unwrapped", purpose=_PURPOSE)
-
-
 def is_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a transform of functorch stands between the program and the tensor's memory."""
     return _is_wrapped(tensor)
@@ -143,10 +139,6 @@ def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
         return tensor, ""
     placed = ", ".join(str(placement) for placement in getattr(tensor, "placements", ()))
     return local, f"a DTensor {list(tensor.shape)} ({placed}): what is recorded is the part of this rank"
-
-
-LEVELS = ("torch._functorch", "torch._C._functorch", "torch.autograd.forward_ad")
-"""Modules of the functions that Dynamo puts around what is transformed, as prefixes."""
 
 
 def has_levels(graph: Graph) -> bool:

@@ -1,9 +1,4 @@
-"""Taps for timing: torch's own timed phases, passes, C++ builds and loads, cache lookups, and the imports between.
-
-How long imports take that happen while something is compiled, or that load the compiler itself.
-
-Nested spans of time, per thread, recorded for little: two clocks are read when one begins and when it ends.
-"""
+"""Taps for timing: torch's timed phases, passes, C++ builds and loads, cache lookups, and imports meanwhile."""
 
 from __future__ import annotations
 
@@ -23,6 +18,26 @@ from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.dynamo.frame_names import compiled_now
 from graphprobe.internals.importhook import StandInLoader
 from graphprobe.internals.unseen import unseen
+
+COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
+"""Packages whose import counts also outside of a compile: the first use of torch.compile loads them."""
+
+UTILS = "torch._dynamo.utils"
+EVENTS = "ChromiumEventLogger"
+OBSERVER = "torch.fx.passes.graph_transform_observer"
+
+CACHES = {"fx_graph_cache": "fx_graph", "autograd_cache": "aot_autograd"}
+"""Beginnings of the events by which torch's caches tell what they had."""
+
+METRICS = {
+    "fail_type": "failure",
+    "recompile_reason": "recompile_reason",
+    "graph_op_count": "calls",
+}
+"""torch's names of the facts of a compile, and ours."""
+
+_PASSES = "torch._inductor.fx_passes"
+_GRAPHS = "torch._functorch._aot_autograd.graph_compile"
 
 
 class OpenSpan:
@@ -141,10 +156,6 @@ class SpanRecorder:
             return None
 
 
-COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
-"""Packages whose import counts also outside of a compile: the first use of torch.compile loads them."""
-
-
 class _Busy(threading.local):
     inside = False
 
@@ -210,21 +221,6 @@ class _TimedLoader(StandInLoader):
                 recorder.quietly(lambda: recorder.end(span))
 
 
-UTILS = "torch._dynamo.utils"
-EVENTS = "ChromiumEventLogger"
-OBSERVER = "torch.fx.passes.graph_transform_observer"
-
-CACHES = {"fx_graph_cache": "fx_graph", "autograd_cache": "aot_autograd"}
-"""Beginnings of the events by which torch's caches tell what they had."""
-
-METRICS = {
-    "fail_type": "failure",
-    "recompile_reason": "recompile_reason",
-    "graph_op_count": "calls",
-}
-"""torch's names of the facts of a compile, and ours."""
-
-
 class TimedFunction(msgspec.Struct, frozen=True):
     """A function that torch does not time, or not by this name.
 
@@ -248,9 +244,6 @@ def _built(builder: Any, *_: Any, **__: Any) -> str:
 def _loaded(_: Any, path: str, *__: Any, **___: Any) -> str:
     return str(path)
 
-
-_PASSES = "torch._inductor.fx_passes"
-_GRAPHS = "torch._functorch._aot_autograd.graph_compile"
 
 FUNCTIONS = (
     TimedFunction(f"{_PASSES}.pre_grad", "lazy_init", "pattern_registration"),

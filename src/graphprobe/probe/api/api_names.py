@@ -47,6 +47,9 @@ COMPUTING = ("_foreach_", "_fused_", "_amp_")
 """Functions without a public name that compute all the same, as `torch.nn.utils.clip_grad_norm_` and optimizers use."""
 _HIDDEN_NAMESPACES = frozenset({"profiler", "prim", "prims_internal"})
 
+_METHOD_WRAPPER = type("".__str__)
+_known: dict[Any, FunctionInfo] = {}
+
 
 class FunctionInfo:
     """What is known of one function.
@@ -75,10 +78,6 @@ class FunctionInfo:
         # An operator of somebody else may not say what it writes to.
         self.doubtful = name in DOUBTFUL or (api.startswith("torch.ops.") and not api.startswith("torch.ops.aten."))
         self.changes = name in CHANGING or (name.endswith("_") and not name.endswith("__"))
-
-
-_METHOD_WRAPPER = type("".__str__)
-_known: dict[Any, FunctionInfo] = {}
 
 
 def info_of(func: Any) -> FunctionInfo:

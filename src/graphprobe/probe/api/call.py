@@ -42,6 +42,16 @@ Gradients = Sequence[torch.Tensor | None]
 
 _ROLES: dict[str, SlotRole] = {"parameter": "grad_parameter", "output": "grad_output"}
 
+MAX_FAILURES = 16
+"""Failures of the observers before they are detached."""
+_SLOT_BYTES = 400
+"""What a slot without values takes in the queue, roughly."""
+
+_NO_SLOTS: frozenset[int] = frozenset()
+_ONE_EACH: dict[int, int] = {}
+_NOTHING: dict[int, Any] = {}
+"""Never added to: before a backward begins and after it is over."""
+
 
 class Head(msgspec.Struct, gc=False):
     """What a backward has in common with its forward."""
@@ -55,12 +65,6 @@ class Head(msgspec.Struct, gc=False):
     source: str
     stack: tuple[str, ...]
     thread: str
-
-
-MAX_FAILURES = 16
-"""Failures of the observers before they are detached."""
-_SLOT_BYTES = 400
-"""What a slot without values takes in the queue, roughly."""
 
 
 class ThreadState(threading.local):
@@ -219,12 +223,6 @@ def watch_backward(
         # Not the plan itself: it holds the node, and a node that holds itself is never freed.
         plan.node.register_hook(_Node(call, plan.outputs, plan.late, plan.inputs))
     return True
-
-
-_NO_SLOTS: frozenset[int] = frozenset()
-_ONE_EACH: dict[int, int] = {}
-_NOTHING: dict[int, Any] = {}
-"""Never added to: before a backward begins and after it is over."""
 
 
 @functools.cache

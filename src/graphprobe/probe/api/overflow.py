@@ -1,11 +1,8 @@
-"""Overflow check of an eager program: operators whose result is not finite though all that they read was finite.
+"""Finds operators of an eager program whose result is not finite though all that they read was finite.
 
 Every operator is judged as it runs, forward and backward, by the rules that graphs are judged by. On an accelerator
-each judgement waits for the device, so a step takes longer there.
-
-Which infinities an operator of an eager program makes on purpose: the rules of graphs, for one operator.
-
-Writes each overflow in ptdbg's layout: `Overflow_info_<timestamp>.pkl` and a folder of the same name.
+each judgement waits for the device, so a step takes longer there. An overflow is written in ptdbg's layout,
+`Overflow_info_<timestamp>.pkl` and a folder of the same name.
 """
 
 from __future__ import annotations
@@ -55,6 +52,15 @@ from graphprobe.store.foreign.ptdbg_write import PtdbgWriter, timestamped
 
 _MOST_VALUES = 1 << 24
 """A larger tensor is not looked through for being a mask of ones and zeros."""
+
+logger = logging.getLogger("graphprobe")
+
+_MOST_CALLS = 1 << 18
+"""Forward calls that are remembered, for the names of their backwards."""
+
+Values = list[tuple[str, Any]]
+
+PREFIX = "Overflow_info"
 
 
 def traits_of(op: EagerOp, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]]) -> OpTraits:
@@ -112,14 +118,6 @@ def _signs_of(tensor: torch.Tensor) -> Signs:
     if low == 0 and high == 1 and tensor.numel() <= _MOST_VALUES and bool(((known == 0) | (known == 1)).all()):
         return MASK
     return frozenset("+" * (high >= limit) + "-" * (low <= -limit))
-
-
-logger = logging.getLogger("graphprobe")
-
-_MOST_CALLS = 1 << 18
-"""Forward calls that are remembered, for the names of their backwards."""
-
-Values = list[tuple[str, Any]]
 
 
 class OverflowFoundError(GraphprobeError):
@@ -458,9 +456,6 @@ def _summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
     with quiet():
         row = row_of(tensor)
     return None if row is None else summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist())
-
-
-PREFIX = "Overflow_info"
 
 
 class OverflowFiles:

@@ -1,8 +1,6 @@
-"""Calls that go past torch's function modes: custom autograd functions, and collectives of `torch.distributed`.
+"""Sees each call of torch's API, also past torch's function modes: custom autograd functions, collectives.
 
-They are replaced while a dump is open. A reference to a collective that the program took before is not seen.
-
-The mode that sees every call of torch's API in its thread, and in those that run a backward for it.
+Functions are replaced while a dump is open. A reference to a collective that the program took before is not seen.
 """
 
 from __future__ import annotations

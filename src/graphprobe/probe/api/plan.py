@@ -1,7 +1,4 @@
-"""What an API dump is to hold: its arguments, checked before anything runs.
-
-Which calls are kept: by API, by label, from one call to another, by step.
-"""
+"""What an API dump is to hold, checked before anything runs: which calls, by API, label, range and step."""
 
 from __future__ import annotations
 

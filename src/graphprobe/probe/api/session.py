@@ -1,9 +1,4 @@
-"""An API dump from its begin to its end: what is collected now, which step it is, and what becomes of failures.
-
-Paths of modules and names of parameters, found out when a root module is first met.
-
-Where in the program a call stands: frames of torch and of graphprobe are left out.
-"""
+"""An API dump from its begin to its end: the step, modules, parameters and lines of now, and what failed."""
 
 from __future__ import annotations
 
@@ -31,6 +26,14 @@ from graphprobe.store.calls import CallKind
 _HIDDEN = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, graphprobe))
 _HIDDEN_FILES = ("<frozen", "<string>/torch", "<eval_with_key>")
 MAX_FRAMES = 64
+
+_STANDARD = frozenset({os.path.join(os.path.dirname(os.__file__), name) for name in ("contextlib.py", "functools.py")})
+
+_CHECKPOINT = str(getattr(sys.modules.get("torch.utils.checkpoint"), "__file__", "")) or os.path.join(
+    os.path.dirname(torch.__file__), "utils", "checkpoint.py"
+)
+
+_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
 class Frames:
@@ -76,9 +79,6 @@ class Frames:
         return file
 
 
-_STANDARD = frozenset({os.path.join(os.path.dirname(os.__file__), name) for name in ("contextlib.py", "functools.py")})
-
-
 def in_recomputation(frame: FrameType | None) -> bool:
     """Whether a frame of `torch.utils.checkpoint` is below: what runs then was run before."""
     while frame is not None:
@@ -86,14 +86,6 @@ def in_recomputation(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-_CHECKPOINT = str(getattr(sys.modules.get("torch.utils.checkpoint"), "__file__", "")) or os.path.join(
-    os.path.dirname(torch.__file__), "utils", "checkpoint.py"
-)
-
-
-_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
 class Paths:

@@ -2,10 +2,7 @@
 
 What has been seen already is not looked at again: a tensor is known by its identity, memory and version counter as long
 as it lives, and memory by its address; what the counter does not see (`LEAKS` in `api_names`) is never taken as known.
-
-What keeps a tensor between calls: parameters, buffers and leaves are state; the rest is data, or a result.
-
-Arguments and results of a call, taken apart into tensors and the rest.
+Parameters, buffers and leaves are state; the rest is data, or a result.
 """
 
 from __future__ import annotations
@@ -52,6 +49,26 @@ from graphprobe.store.dump_records import MAX_TEXT
 
 _MANY_HELD = 65536
 """Tensors from which those that are gone are forgotten."""
+
+_PARAMETER = torch.nn.Parameter
+ENDS = 256
+"""Elements at either end that a sample has in full."""
+
+_CROWDED = 8192
+
+OnTensor = Callable[[str, SlotRole, torch.Tensor], None]
+
+INPUTS = tuple(f"input.{number}" for number in range(64))
+OUTPUTS = tuple(f"output.{number}" for number in range(64))
+_PLAIN_SCALARS = frozenset({int, float, bool, str, type(None), complex})
+_TOLD = (
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, type(Ellipsis), Enum, range, bytes,
+)  # fmt: skip
+"""Types whose `repr` is the same in every process."""
+_MAX_DEPTH = 8
+
+_cache: dict[tuple[type, Any], Scalar] = {}
+_slots: dict[tuple[str, type, Any], Slot] = {}
 
 
 class HeldTensors:
@@ -110,13 +127,6 @@ class HeldTensors:
             self._by_address[tensor.data_ptr()] = entry
         except RuntimeError:  # no memory of its own
             return
-
-
-_PARAMETER = torch.nn.Parameter
-ENDS = 256
-"""Elements at either end that a sample has in full."""
-
-_CROWDED = 8192
 
 
 class Known(msgspec.Struct, gc=False):
@@ -378,21 +388,6 @@ def _array(tensor: torch.Tensor) -> Array:
 def _why(error: Exception) -> str:
     hint = getattr(error, "hint", "")
     return f"{error}; {hint}" if hint else str(error) or type(error).__name__
-
-
-OnTensor = Callable[[str, SlotRole, torch.Tensor], None]
-
-INPUTS = tuple(f"input.{number}" for number in range(64))
-OUTPUTS = tuple(f"output.{number}" for number in range(64))
-_PLAIN_SCALARS = frozenset({int, float, bool, str, type(None), complex})
-_TOLD = (
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, type(Ellipsis), Enum, range, bytes,
-)  # fmt: skip
-"""Types whose `repr` is the same in every process."""
-_MAX_DEPTH = 8
-
-_cache: dict[tuple[type, Any], Scalar] = {}
-_slots: dict[tuple[str, type, Any], Slot] = {}
 
 
 def output_name(number: int) -> str:

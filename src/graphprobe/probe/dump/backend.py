@@ -1,7 +1,4 @@
-"""The dump as a backend: a compiler's graphs, each run by the engine that the plan names.
-
-The engine that runs a graph node by node in the place of its compiled code, on any backend.
-"""
+"""Dumps as a backend: each graph of a compiler is run by the engine that the plan names."""
 
 from __future__ import annotations
 
@@ -39,6 +36,8 @@ STAGES = ("dynamo", "aot", "post_grad")
 
 _UNCHANGED = (("eager", "dynamo"), ("aot_eager", "aot"))
 """Backend and stage whose graphs the interpreter runs as the backend itself would."""
+
+Boxed = Callable[[list[Any]], Any]
 
 
 class DumpBackend:
@@ -226,9 +225,6 @@ ENGINES: dict[str, Callable[[DumpModel, GraphModule, Sequence[Any], dict[str, An
     "interpreter": _interpret_post_grad,
 }
 """By name, what makes a callable of a graph that AOTAutograd has handed to Inductor."""
-
-
-Boxed = Callable[[list[Any]], Any]
 
 
 def interpreted(

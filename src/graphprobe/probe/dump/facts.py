@@ -1,7 +1,4 @@
-"""What is known of an FX node: the facts it is selected by, and what its records say.
-
-Whether a program marked an op for the dump, with `graphprobe.scope.data_dump`.
-"""
+"""What is known of an FX node: the facts and marks that it is selected by, and what its records say."""
 
 from __future__ import annotations
 

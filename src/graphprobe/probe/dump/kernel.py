@@ -1,7 +1,4 @@
-"""The engine that stands between the launches of Inductor's compiled code, which is left as it is.
-
-The launches of a generated wrapper as ops: names to select them by, and which argument goes into which slot.
-"""
+"""Dumps between the launches of Inductor's compiled code, which is left as it is, with each launch as an op."""
 
 from __future__ import annotations
 
@@ -24,6 +21,8 @@ from graphprobe.probe.dump.traits import OpTraits, traits_of_launches
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts
 from graphprobe.store.dump_records import OpInfo
+
+Arguments = tuple[Any, ...]
 
 
 def compile_watched(model: DumpModel, gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
@@ -105,9 +104,6 @@ def _around(graph: DumpGraph, by_line: dict[int, LaunchOp], launching: Launching
         else:
             call.after(execution, outputs)
     return result
-
-
-Arguments = tuple[Any, ...]
 
 
 class LaunchOp:

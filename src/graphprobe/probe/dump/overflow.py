@@ -1,7 +1,4 @@
-"""The observer of overflows: finds the ops that made what is not finite out of what was, and keeps their values.
-
-A script that runs one operator again on the inputs that a dump holds. It needs torch and nothing else.
-"""
+"""Finds the ops that made non-finite values out of finite ones, and writes these with a script that runs one again."""
 
 from __future__ import annotations
 
@@ -44,6 +41,40 @@ HELD_BYTES = 256 << 20
 
 STEPS_REMEMBERED = 16
 MOST_CARRIERS = 64
+
+_TEMPLATE = '''"""Runs {name} again on the inputs in {file}: {why}. Exit code 1 when it happens again."""
+import json, math, pathlib, struct, sys
+import torch
+
+inf, nan = math.inf, math.nan
+data = pathlib.Path(__file__).with_name({file!r}).read_bytes()
+length = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8 : 8 + length])
+slots = {{slot["name"]: slot["meta"] for slot in json.loads(header["__metadata__"][{key!r}])["slots"]}}
+
+
+def value(name):
+    begin, end = header[name]["data_offsets"]
+    meta, raw = slots[name], bytearray(data[8 + length + begin : 8 + length + end])
+    dtype = getattr(torch, meta["dtype"])
+    flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if raw else torch.empty(0, dtype=dtype)
+    return flat.reshape(meta["shape"])
+
+
+result = {call}
+outputs = result if isinstance(result, (tuple, list)) else [result]
+found = 0
+for index, output in enumerate(outputs):
+    if isinstance(output, torch.Tensor) and (output.is_floating_point() or output.is_complex()):
+        wide = output.to(torch.float32) if output.element_size() == 1 else output
+        {test}
+        print(f"output.{{index}}: {{count}} of {{output.numel()}} elements {what}")
+        found += count
+sys.exit(1 if found else 0)
+'''
+
+_NOT_FINITE = "count = int((~torch.isfinite(wide)).sum())"
+_AT_THE_END = "count = int((wide.abs() == torch.finfo(output.dtype).max).sum())"
 
 
 @dataclass(slots=True)
@@ -282,41 +313,6 @@ class UncompiledOverflows(OverflowObserver):
     ) -> None:
         if verdict.role == "origin":
             self.origins.append(described(op))
-
-
-_TEMPLATE = '''"""Runs {name} again on the inputs in {file}: {why}. Exit code 1 when it happens again."""
-import json, math, pathlib, struct, sys
-import torch
-
-inf, nan = math.inf, math.nan
-data = pathlib.Path(__file__).with_name({file!r}).read_bytes()
-length = struct.unpack("<Q", data[:8])[0]
-header = json.loads(data[8 : 8 + length])
-slots = {{slot["name"]: slot["meta"] for slot in json.loads(header["__metadata__"][{key!r}])["slots"]}}
-
-
-def value(name):
-    begin, end = header[name]["data_offsets"]
-    meta, raw = slots[name], bytearray(data[8 + length + begin : 8 + length + end])
-    dtype = getattr(torch, meta["dtype"])
-    flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if raw else torch.empty(0, dtype=dtype)
-    return flat.reshape(meta["shape"])
-
-
-result = {call}
-outputs = result if isinstance(result, (tuple, list)) else [result]
-found = 0
-for index, output in enumerate(outputs):
-    if isinstance(output, torch.Tensor) and (output.is_floating_point() or output.is_complex()):
-        wide = output.to(torch.float32) if output.element_size() == 1 else output
-        {test}
-        print(f"output.{{index}}: {{count}} of {{output.numel()}} elements {what}")
-        found += count
-sys.exit(1 if found else 0)
-'''
-
-_NOT_FINITE = "count = int((~torch.isfinite(wide)).sum())"
-_AT_THE_END = "count = int((wide.abs() == torch.finfo(output.dtype).max).sum())"
 
 
 def repro_of(op: GraphOp, inputs: Values, *, file: str, key: str, why: str, saturated: bool) -> str | None:

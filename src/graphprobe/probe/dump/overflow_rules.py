@@ -1,7 +1,4 @@
-"""Who made a value that is not finite: from what lies in an op's inputs and outputs to a verdict.
-
-What the rules look at is taken from tensors; on a device, without waiting for it.
-"""
+"""Decides which op made a non-finite value, from its inputs and outputs; on a device, without waiting for it."""
 
 from __future__ import annotations
 
@@ -22,6 +19,15 @@ SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strid
 """Ops whose outputs hold whatever was there before."""
 
 Kind = Literal["nan", "inf", "saturated"]
+
+MOST_ELEMENTS = 8
+"""Elements of an output that are named."""
+
+_JUDGED = {
+    getattr(torch, name)
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+}
 
 
 class FloatSummary(NamedTuple):
@@ -139,10 +145,6 @@ def _reaches(found: FloatSummary, limit: float) -> bool:
     return limit in (found.high, -found.low)
 
 
-MOST_ELEMENTS = 8
-"""Elements of an output that are named."""
-
-
 def judged(values: Values) -> list[tuple[str, torch.Tensor]]:
     """The slots that can overflow: plain tensors of floats or complex numbers."""
     return [(name, value) for name, value in values if isinstance(value, torch.Tensor) and _is_float(value)]
@@ -239,10 +241,3 @@ def in_words(problems: Sequence[dict[str, Any]]) -> str:
 
 def _is_float(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-_JUDGED = {
-    getattr(torch, name)
-    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-}

@@ -1,9 +1,4 @@
-"""The observer that writes: values or statistics of the ops that the plan selects.
-
-Statistics that are still good: of memory that no op has written to since they were computed.
-
-The recorder that follows a dump plan across graphs: marks in the model, and ops outside all graphs.
-"""
+"""Writes values or statistics of the ops that the plan selects; unchanged memory is computed once."""
 
 from __future__ import annotations
 
@@ -38,6 +33,12 @@ from graphprobe.store.dump_writer import DumpWriter
 _forms = Forms()
 
 Stats = TensorStats | Callable[[], TensorStats]
+
+OP_SWITCH = "dump_op_switch"
+"""Who asked for the entry that stands for ops outside compiled graphs."""
+
+_WHOLE = Chosen(matches=(), blacklists=((),))
+"""An op that is dumped because another one is, or because the program marked it."""
 
 
 class StatsMemo:
@@ -99,13 +100,6 @@ def _memory(value: Any) -> int | None:
     if type(value) not in PLAIN_TYPES or value.layout is not torch.strided or value.is_meta:
         return None
     return int(value.untyped_storage().data_ptr()) or None
-
-
-OP_SWITCH = "dump_op_switch"
-"""Who asked for the entry that stands for ops outside compiled graphs."""
-
-_WHOLE = Chosen(matches=(), blacklists=((),))
-"""An op that is dumped because another one is, or because the program marked it."""
 
 
 class _Kept:

@@ -1,7 +1,4 @@
-"""A dump of this process while the program runs: the session, its models, graphs and ops, and each call of a graph.
-
-An op of a graph is told to observers before and after it has run; the faults of these are kept in.
-"""
+"""A dump while the program runs: session, models, graphs, ops, and their observers, whose faults are kept in."""
 
 from __future__ import annotations
 
@@ -27,6 +24,12 @@ from graphprobe.store.dump_records import DumpManifest, Engine, OpInfo, Place, d
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
 logger = logging.getLogger("graphprobe")
+
+DATA = "Data"
+"""Type of an op that is a graph input or a constant, as TorchAir has it."""
+
+Values = Sequence[tuple[str, Any]]
+"""Slots with the live value of each: tensors, and arguments without any. Only good until the op goes on."""
 
 
 class DumpModel:
@@ -102,13 +105,6 @@ def why_no_call(plan: DumpPlan, models: Iterable[DumpModel]) -> str:
         of = "" if len(called) == len(models) else f" of {', '.join(dict.fromkeys(m.name for m in called))}"
         return f"dump_step selects none of the steps 0 to {steps - 1}{of}, which were all"
     return "the graphs that hold what is selected were not called in a step that is dumped"
-
-
-DATA = "Data"
-"""Type of an op that is a graph input or a constant, as TorchAir has it."""
-
-Values = Sequence[tuple[str, Any]]
-"""Slots with the live value of each: tensors, and arguments without any. Only good until the op goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from graphprobe.store.manifest import AppendFile
 
 logger = logging.getLogger("graphprobe")
 
-MOST = 1000
+MOST_FINDINGS = 1000
 """Findings of one kind that are written; what comes after is counted."""
 
 
@@ -107,8 +107,8 @@ class FindingObserver(OpObserver):
             if same is None or not said:
                 logger.warning("dump: %s", text)
             writer = self._writer()
-            if self._count > MOST:
-                writer.missing(f"more than {MOST} findings of kind {self.kind}", noun="finding")
+            if self._count > MOST_FINDINGS:
+                writer.missing(f"more than {MOST_FINDINGS} findings of kind {self.kind}", noun="finding")
             elif writer.accepts:
                 line = {"kind": self.kind, "text": text, **facts}
                 with contextlib.closing(AppendFile(writer.time_dir / FINDINGS)) as file:

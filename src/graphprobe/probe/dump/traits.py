@@ -1,9 +1,8 @@
 """What observers of overflows and of overwritten memory know of an op beforehand, read from the graph or the code.
 
-Which infinities the outputs of an op hold because the program means it: a mask's -inf, an infinite constant.
-
-Read from the graph, not from values. What the program writes as an infinite constant, or as the largest or the lowest
-number of the dtype (`finfo.min`), is followed through the nodes.
+Infinities that the program means are a mask's -inf and infinite constants, read from the graph, not from values. What
+the program writes as an infinite constant, or as the largest or the lowest number of the dtype (`finfo.min`), is
+followed through the nodes.
 """
 
 from __future__ import annotations
@@ -45,6 +44,8 @@ _LOGS = {"log", "log2", "log10"}
 _RISING = {"exp", "exp2", "expm1", "relu", "silu", "gelu", "softplus", "abs", "square", "sqrt"}
 
 Of = Callable[[object], Signs]
+
+_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
 
 
 def row_of(reads: Iterable[str]) -> int:
@@ -240,8 +241,6 @@ class OpTraits:
 
 
 NONE = OpTraits()
-
-_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
 
 
 def traits_of_graph(graph: Graph) -> dict[Node, OpTraits]:

@@ -1,7 +1,4 @@
-"""The observer of overwritten memory: after each op, what others wrote must still lie where they put it.
-
-One value that is watched: what its producer wrote, and whether that still lies there.
-"""
+"""Observes overwritten memory: after each op, values that other ops wrote must still be where they put them."""
 
 from __future__ import annotations
 

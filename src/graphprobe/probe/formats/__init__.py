@@ -6,7 +6,14 @@ import msgspec
 
 from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, NodeOrigin
 
-__all__ = ["IRBuffer", "IRGraph", "IRNode", "NodeKind", "NodeOrigin", "Script"]
+__all__ = ["GUARD", "IRBuffer", "IRGraph", "IRNode", "NodeKind", "NodeOrigin", "Script"]
+
+GUARD = (
+    'if __name__ == "__main__": import os, sys, traceback; sys.excepthook = lambda *error: (traceback.print_exception('
+    "*error), sys.stdout.flush(), os._exit(130 if error[0] is KeyboardInterrupt else 125))"
+)
+"""First line of a generated script. What keeps it from being loaded, a lack of torch or a kernel that does not compile,
+decides nothing; 1, Python's own exit code for that, would say that it had."""
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,4 @@
-"""A stand-alone Python file that rebuilds an FX graph node by node, runs it, and compares.
-
-Leaf modules of Dynamo graphs as source: the class, its plain attributes, its tensors and children.
-"""
+"""Writes a stand-alone Python file that rebuilds an FX graph with its leaf modules, runs it, and compares."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from graphprobe.engine import replay
 from graphprobe.engine.subgraph import attribute
 from graphprobe.engine.values import one_file_bytes, why_not
 from graphprobe.internals.ir.records import source_line
-from graphprobe.probe.formats import Script
+from graphprobe.probe.formats import GUARD, Script
 from graphprobe.probe.formats.literals import Literals, Unreproducible, input_metas, metas_text
 
 BUILD_MODULE = """
@@ -33,35 +30,6 @@ def module(cls, plain, tensors, children):
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOKS = tuple(name for name in _OWN if name.endswith("_hooks"))
-
-
-def module_text(
-    module: torch.nn.Module, path: str, literals: Literals, tensor: Callable[[str, torch.Tensor], str]
-) -> str:
-    """An expression that makes the module again without calling its constructor.
-
-    Args:
-        tensor: keeps a tensor under its path and returns the expression that fetches it.
-
-    Raises:
-        Unreproducible: the class cannot be found elsewhere, an attribute has no source text, or it has hooks.
-    """
-    cls = literals.callable(type(module))
-    if any(getattr(module, name) for name in _HOOKS if name in module.__dict__):
-        raise Unreproducible(f"{type(module).__qualname__} has hooks")
-    plain = {name: value for name, value in module.__dict__.items() if name not in _OWN}
-    tensors = [
-        f"{name!r}: ({kind!r}, {'None' if value is None else tensor(f'{path}.{name}', value)})"
-        for kind, held in (("parameter", module._parameters), ("buffer", module._buffers))
-        for name, value in held.items()
-    ]
-    children = [
-        f"{name!r}: {'None' if child is None else module_text(child, f'{path}.{name}', literals, tensor)}"
-        for name, child in module._modules.items()
-    ]
-    attributes = literals.text(plain, {})
-    return f"module({cls}, {attributes}, {{{', '.join(tensors)}}}, {{{', '.join(children)}}})"
-
 
 STEMS = ("{stem}.inputs", "{stem}.outputs")
 RESERVED = frozenset(
@@ -124,6 +92,34 @@ def graphprobe_run():
 if __name__ == "__main__":
     sys.exit(main(graphprobe_run, METAS, __file__, {stems!r}, PROBLEMS, eager={eager}))
 """
+
+
+def module_text(
+    module: torch.nn.Module, path: str, literals: Literals, tensor: Callable[[str, torch.Tensor], str]
+) -> str:
+    """An expression that makes the module again without calling its constructor.
+
+    Args:
+        tensor: keeps a tensor under its path and returns the expression that fetches it.
+
+    Raises:
+        Unreproducible: the class cannot be found elsewhere, an attribute has no source text, or it has hooks.
+    """
+    cls = literals.callable(type(module))
+    if any(getattr(module, name) for name in _HOOKS if name in module.__dict__):
+        raise Unreproducible(f"{type(module).__qualname__} has hooks")
+    plain = {name: value for name, value in module.__dict__.items() if name not in _OWN}
+    tensors = [
+        f"{name!r}: ({kind!r}, {'None' if value is None else tensor(f'{path}.{name}', value)})"
+        for kind, held in (("parameter", module._parameters), ("buffer", module._buffers))
+        for name, value in held.items()
+    ]
+    children = [
+        f"{name!r}: {'None' if child is None else module_text(child, f'{path}.{name}', literals, tensor)}"
+        for name, child in module._modules.items()
+    ]
+    attributes = literals.text(plain, {})
+    return f"module({cls}, {attributes}, {{{', '.join(tensors)}}}, {{{', '.join(children)}}})"
 
 
 class GraphSource:
@@ -224,7 +220,7 @@ def preamble(title: str, graph: GraphSource, inputs: Sequence[object]) -> str:
     beside = "Path(__file__).resolve().with_suffix('.constants.safetensors')"
     loading = f"load_constants({beside})" if graph.tensors else "{}"
     parts = [
-        text + "\n" + replay.GUARD + "\n\n" + replay.embedded(),
+        text + "\n" + GUARD + "\n\n" + replay.embedded(),
         "".join(f"import {module}\n" for module in imports).rstrip(),
         HELPERS.strip(),
         *([BUILD_MODULE.strip()] if any(" module(" in text for text in graph.functions) else []),

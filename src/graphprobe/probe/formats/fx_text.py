@@ -15,6 +15,9 @@ from graphprobe.internals.quiet import symbol_key
 
 META_KEYS = ("val", "example_value", "tensor_meta")
 
+_NAMES: dict[int, tuple[object, str]] = {}
+"""Text of call targets by identity; the target itself is kept so that its identity cannot be reused."""
+
 
 def graph_text(gm: fx.GraphModule) -> str:
     """What the `.txt` files hold: counts, inputs and outputs as comments, then the graph as readable Python.
@@ -103,10 +106,6 @@ def _add_graph(gm: fx.GraphModule, marks: dict[int, list[str]]) -> None:
             elif isinstance(held, torch.Tensor):
                 more = f" tensor {id(held)} {_value(held)}"
         add(f"{node.name}={op[-6:]} {label}{_argument(node.args)}{kwargs}{_meta(node.meta)}{more}")
-
-
-_NAMES: dict[int, tuple[object, str]] = {}
-"""Text of call targets by identity; the target itself is kept so that its identity cannot be reused."""
 
 
 def _callable_text(target: object) -> str:

@@ -1,7 +1,4 @@
-"""Arguments and targets of FX nodes as Python source that means the same in another process.
-
-Shape, stride, dtype and device of a graph's inputs, as literals for a generated script.
-"""
+"""Writes arguments, targets and input metas of FX nodes as Python that means the same in another process."""
 
 from __future__ import annotations
 
@@ -20,6 +17,28 @@ from torch import fx
 
 from graphprobe.internals.operators.operators import Operator, operator_of
 from graphprobe.internals.quiet import hint
+
+BUILT_IN_NAMESPACES = frozenset(
+    "aten prims prim inductor _inductor_test quantized mkldnn mkl onednn rngprims profiler higher_order sparse "
+    "c10d _c10d_functional c10d_functional symm_mem mkldnn_prepacked _prepacked".split()
+)
+"""Operator namespaces that torch itself registers, so that `torch.ops.<namespace>` finds them anywhere."""
+
+NEEDS_IMPORT = {"inductor": "torch._inductor.inductor_prims", "rngprims": "torch._prims.rng_prims"}
+INDUCTOR_PRIMS = frozenset("fma prepare_softmax_online force_stride_order cvt_e8m0_rceil".split())
+"""What Inductor registers in the namespace `prims`, besides names that begin with an underscore or say `inductor`."""
+
+PUBLIC: tuple[tuple[str, object], ...] = (
+    ("operator", operator),
+    ("torch", torch),
+    ("torch.nn.functional", torch.nn.functional),
+    ("torch.Tensor", torch.Tensor),
+    ("torch.special", torch.special),
+    ("torch.fft", torch.fft),
+    ("torch.linalg", torch.linalg),
+    ("math", math),
+    ("builtins", builtins),
+)
 
 
 def input_meta(value: object) -> object:
@@ -54,29 +73,6 @@ def _number(value: object) -> int | float | bool:
 def metas_text(metas: Sequence[object]) -> str:
     """A Python literal of the metas, one input a line."""
     return "[\n" + "".join(f"    {meta!r},\n" for meta in metas) + "]"
-
-
-BUILT_IN_NAMESPACES = frozenset(
-    "aten prims prim inductor _inductor_test quantized mkldnn mkl onednn rngprims profiler higher_order sparse "
-    "c10d _c10d_functional c10d_functional symm_mem mkldnn_prepacked _prepacked".split()
-)
-"""Operator namespaces that torch itself registers, so that `torch.ops.<namespace>` finds them anywhere."""
-
-NEEDS_IMPORT = {"inductor": "torch._inductor.inductor_prims", "rngprims": "torch._prims.rng_prims"}
-INDUCTOR_PRIMS = frozenset("fma prepare_softmax_online force_stride_order cvt_e8m0_rceil".split())
-"""What Inductor registers in the namespace `prims`, besides names that begin with an underscore or say `inductor`."""
-
-PUBLIC: tuple[tuple[str, object], ...] = (
-    ("operator", operator),
-    ("torch", torch),
-    ("torch.nn.functional", torch.nn.functional),
-    ("torch.Tensor", torch.Tensor),
-    ("torch.special", torch.special),
-    ("torch.fft", torch.fft),
-    ("torch.linalg", torch.linalg),
-    ("math", math),
-    ("builtins", builtins),
-)
 
 
 class Unreproducible(Exception):

@@ -29,6 +29,8 @@ HEAP_TYPE = 1 << 9
 Encoded = Any
 """None, a bool, a short int, text, or `{"ref": position}`."""
 
+_ARGS = vars(BaseException)["args"].__get__
+
 
 class Encoder:
     """Collects objects, each once, so that what is shared stays shared and cycles end.
@@ -257,9 +259,6 @@ def _written_in_python(kind: type) -> bool:
     parents = max((parent.__basicsize__ for parent in kind.__bases__), default=0)
     extra = kind.__basicsize__ - parents
     return extra <= pointer * (slots + 2) and not hasattr(kind, "__cpp_type__")
-
-
-_ARGS = vars(BaseException)["args"].__get__
 
 
 def _literal(value: Any) -> dict[str, Any]:

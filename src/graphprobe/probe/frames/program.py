@@ -29,6 +29,10 @@ from graphprobe.probe.frames.sources import (
 )
 from graphprobe.store.frame_record import SOURCE, ModuleRecord
 
+LIBRARIES = ("torch", "builtins", "functools", "numpy", "operator", "_operator")
+
+_METAS = (type(__import__("enum").Enum),)
+
 
 @dataclass
 class _Module:
@@ -276,9 +280,6 @@ class CodeRecorder:
         ]
 
 
-LIBRARIES = ("torch", "builtins", "functools", "numpy", "operator", "_operator")
-
-
 def _from_a_library(value: Any) -> bool:
     """Whether its class is one whose attributes can be read without running the program's code."""
     return type(value).__module__.partition(".")[0] in LIBRARIES and not issubclass(type(value), torch.nn.Module)
@@ -329,6 +330,3 @@ def _attributes(kind: type, node: ast.ClassDef) -> dict[str, Any]:
         elif not hasattr(type(value), "__get__") and not issubclass(type(value), type):
             found[name] = value
     return found
-
-
-_METAS = (type(__import__("enum").Enum),)

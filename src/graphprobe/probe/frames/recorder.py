@@ -14,6 +14,7 @@ from graphprobe.engine import replay
 from graphprobe.engine.values import capture, safetensors_bytes
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.internals.quiet import quiet
+from graphprobe.probe.formats import GUARD
 from graphprobe.probe.frames import rebuild, replaying
 from graphprobe.probe.frames.encoding import Encoder
 from graphprobe.probe.frames.program import CodeRecorder
@@ -166,7 +167,7 @@ def replay_script(record: FrameRecord) -> str:
 
 from __future__ import annotations
 
-{replay.GUARD}
+{GUARD}
 import gc
 
 gc.disable()  # what is imported stays, and need not be looked through for garbage again and again, nor at exit

@@ -1,7 +1,4 @@
-"""The calls of a dump: the heat map of their health, and the table with a row a call.
-
-What each call of a dump did to NaN and infinity: made them, passed them on, or neither.
-"""
+"""Shows the calls of a dump, and which made NaN or infinity or passed them on: a heat map and a table."""
 
 from __future__ import annotations
 
@@ -49,6 +46,37 @@ HARMLESS = ("finite", "writes_infinity", "uninitialised", "not_measured")
 
 RESULTS = ("output", "grad_input", "grad_parameter")
 """Roles of what a call gives."""
+
+WITH_SLOTS = 2_000
+"""Calls whose slots are shown with their details: the first ones, and as many of those that are not finite."""
+
+READ_BYTES = 256 << 20
+"""Values that are read for their statistics, where the dump has values alone."""
+
+COLUMNS = (
+    Column(name="#", kind="number", help="Position in its step, in the order of execution"),
+    Column(name="health", kind="verdict", tones=WORDS, help="What its results hold, and whether it got that already"),
+    Column(name="call", wide=True, help="The call's name in the dump"),
+    Column(name="max", kind="number", help="Largest finite number of its results"),
+    Column(name="min", kind="number", help="Lowest finite number of its results"),
+    Column(name="NaN", kind="number", help="Elements of its results that are NaN"),
+    Column(name="Inf", kind="number", help="Elements of its results that are infinite"),
+    Column(name="module", wide=True, help="The module that was running"),
+    Column(name="line", kind="source", help="The line of the program"),
+    Column(name="range", kind="number", help="Largest magnitude as a share of the largest number of its dtype"),
+    Column(name="l2", kind="number", help="Root of the sum of squares of its first result"),
+    Column(name="result", help="Dtype and shape of its first result"),
+    Column(name="api", help="What was called"),
+    Column(name="kind", help="api, module, optimizer, node or kernel"),
+    Column(name="step", kind="number", help="Training step"),
+    Column(name="rank", kind="number", help="Process"),
+    Column(name="direction", help="Forward or backward"),
+    Column(name="notes", wide=True, help="What a reader should know"),
+    Column(name=ROW_KEY, kind="number", hidden=True),
+    Column(name=COLUMN_KEY, kind="number", hidden=True),
+)
+
+SLOT_HEAD = ("value", "dtype, shape", "min", "max", "mean", "l2", "NaN", "+Inf", "−Inf", "zeros", "note")
 
 
 class Health(msgspec.Struct):
@@ -136,38 +164,6 @@ def infinite_of(stats: TensorStats) -> int:
 def _identity(call: Call) -> tuple[object, ...]:
     """The same for a call and for its backward."""
     return call.rank, call.step, call.kind, call.api, call.index
-
-
-WITH_SLOTS = 2_000
-"""Calls whose slots are shown with their details: the first ones, and as many of those that are not finite."""
-
-READ_BYTES = 256 << 20
-"""Values that are read for their statistics, where the dump has values alone."""
-
-COLUMNS = (
-    Column(name="#", kind="number", help="Position in its step, in the order of execution"),
-    Column(name="health", kind="verdict", tones=WORDS, help="What its results hold, and whether it got that already"),
-    Column(name="call", wide=True, help="The call's name in the dump"),
-    Column(name="max", kind="number", help="Largest finite number of its results"),
-    Column(name="min", kind="number", help="Lowest finite number of its results"),
-    Column(name="NaN", kind="number", help="Elements of its results that are NaN"),
-    Column(name="Inf", kind="number", help="Elements of its results that are infinite"),
-    Column(name="module", wide=True, help="The module that was running"),
-    Column(name="line", kind="source", help="The line of the program"),
-    Column(name="range", kind="number", help="Largest magnitude as a share of the largest number of its dtype"),
-    Column(name="l2", kind="number", help="Root of the sum of squares of its first result"),
-    Column(name="result", help="Dtype and shape of its first result"),
-    Column(name="api", help="What was called"),
-    Column(name="kind", help="api, module, optimizer, node or kernel"),
-    Column(name="step", kind="number", help="Training step"),
-    Column(name="rank", kind="number", help="Process"),
-    Column(name="direction", help="Forward or backward"),
-    Column(name="notes", wide=True, help="What a reader should know"),
-    Column(name=ROW_KEY, kind="number", hidden=True),
-    Column(name=COLUMN_KEY, kind="number", hidden=True),
-)
-
-SLOT_HEAD = ("value", "dtype, shape", "min", "max", "mean", "l2", "NaN", "+Inf", "−Inf", "zeros", "note")
 
 
 def dump_sections(

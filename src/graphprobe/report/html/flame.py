@@ -1,7 +1,4 @@
-"""The data of the view `flame`: where compile time went, equal stacks of steps merged into one.
-
-The report of a profile of `graphprobe profile`: where compile time went.
-"""
+"""The report of a profile: where compile time went, equal stacks of steps merged into one, for the view `flame`."""
 
 from __future__ import annotations
 
@@ -32,6 +29,13 @@ _NAMES = {
 
 _RUN = "run"
 """Component of steps that run what was compiled: no time of compiling."""
+
+TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functions": "Functions"}
+IDS = {"passes": "pass-times"}
+"""Titles of the tables, and ids of their sections where these are named otherwise."""
+
+MOST_ROWS = 40
+"""Rows of a table."""
 
 
 class Box(msgspec.Struct, omit_defaults=True):
@@ -221,14 +225,6 @@ def _functions(steps: Iterable[StepRecord]) -> dict[str | None, tuple[str, str]]
     return found
 
 
-TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functions": "Functions"}
-IDS = {"passes": "pass-times"}
-"""Titles of the tables, and ids of their sections where these are named otherwise."""
-
-MOST = 40
-"""Rows of a table."""
-
-
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     """The report of a profile; `source_roots` as `sources.Sources` has them.
 
@@ -244,7 +240,7 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
         flame_section(tree_from_profile(profile, sources)),
         *(
             Section(IDS.get(name, name), TITLES[name], body=grid, summary=str(counts[name]))
-            for name, grid in grids_of(summary, top=MOST, place=sources.place).items()
+            for name, grid in grids_of(summary, top=MOST_ROWS, place=sources.place).items()
         ),
     ]
     return Report(

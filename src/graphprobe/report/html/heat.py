@@ -18,6 +18,15 @@ MOST_ROWS, MOST_COLUMNS = 64, 24
 
 Together = Literal["max", "sum"]
 
+ROW_KEY, COLUMN_KEY = "heat row", "heat column"
+"""Names of the hidden columns of the table by which a cell narrows it."""
+
+CALLS, HEALTH = "calls", "health"
+"""Ids of the sections."""
+
+MOST_CALLS = 1_000_000
+"""Calls that the table takes; a browser holds more, but the file is then of hundreds of megabytes."""
+
 
 class HeatClass(msgspec.Struct, frozen=True):
     """A step of the legend: what it means, its largest value (None: no end), and how bad it looks, 0 to 4."""
@@ -81,15 +90,6 @@ MAGNITUDE = Metric(
         HeatClass("more", None, 3),
     ),
 )
-
-ROW_KEY, COLUMN_KEY = "heat row", "heat column"
-"""Names of the hidden columns of the table by which a cell narrows it."""
-
-CALLS, HEALTH = "calls", "health"
-"""Ids of the sections."""
-
-MOST_CALLS = 1_000_000
-"""Calls that the table takes; a browser holds more, but the file is then of hundreds of megabytes."""
 
 
 class Heat:

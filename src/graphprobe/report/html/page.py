@@ -9,10 +9,10 @@ from importlib.resources import files
 from typing import IO
 
 import msgspec
-from jinja2 import Environment, Template
+from jinja2 import Template
 
 from graphprobe.report.document import SIGNS, DocumentVerdict, Section
-from graphprobe.report.html.render import Html, rendered
+from graphprobe.report.html.render import Html, template
 from graphprobe.report.html.sources import Sources
 
 _ASSETS = "assets"
@@ -96,7 +96,5 @@ def _js(views: list[str]) -> str:
 @cache
 def _document() -> tuple[Template, Template, Template]:
     """Head, section and foot: the three parts of `page.html`, which marks where one ends."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["show"] = rendered
-    head, body, foot = (environment.from_string(part) for part in asset("page.html").split("<!-- part -->\n"))
+    head, body, foot = (template(part) for part in asset("page.html").split("<!-- part -->\n"))
     return head, body, foot

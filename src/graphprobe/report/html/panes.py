@@ -1,7 +1,4 @@
-"""The data of the view `code`: source, FX graph and kernel side by side, and which lines of them belong together.
-
-What a run launches, graph by graph, in order: the records of `captured_ops.json`, and their table.
-"""
+"""The data of the view `code`: source, FX graph and kernels side by side, with the lines that belong together."""
 
 from __future__ import annotations
 
@@ -32,6 +29,15 @@ COLUMNS = (
     Column(name="operations", wide=True, help="What the launch computes, by the names that ATen has for it."),
     Column(name="arguments", wide=True),
 )
+
+MOST_LINES = 4_000
+"""Of one pane: what lies beyond is left out, and the pane says how much."""
+
+COMMENT = re.compile(
+    r"^(?P<indent>\s*)# File: (?P<place>.+?:\d{1,9})(?: in (?P<function>[^,]*))?(?:, code: (?P<code>.*))?$"
+)
+_DEFINED = re.compile(r"(\w+) = async_compile\.")
+"""Where generated code defines a kernel."""
 
 
 class LaunchNode(msgspec.Struct):
@@ -125,16 +131,6 @@ def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Sec
         return None
     note = Note(f"{left} more are in the run." if left else "")
     return Section("launches", "Launches", "table", table.data(), note, f"{table.rows} in order")
-
-
-MOST_LINES = 4_000
-"""Of one pane: what lies beyond is left out, and the pane says how much."""
-
-COMMENT = re.compile(
-    r"^(?P<indent>\s*)# File: (?P<place>.+?:\d{1,9})(?: in (?P<function>[^,]*))?(?:, code: (?P<code>.*))?$"
-)
-_DEFINED = re.compile(r"(\w+) = async_compile\.")
-"""Where generated code defines a kernel."""
 
 
 class Pane(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,16 +9,6 @@ from jinja2 import Environment, StrictUndefined, Template
 from graphprobe.report import document as d
 from graphprobe.report.document import Content
 
-
-class Html(str):
-    """Text that is HTML already, for what is drawn: it is put in as it is, all other text is escaped."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:
-        return str(self)
-
-
 _TEMPLATES: dict[type, str] = {
     str: "{{ c }}",
     tuple: "{% for one in c %}{{ one | show }}{% endfor %}",
@@ -63,6 +53,15 @@ _TEMPLATES: dict[type, str] = {
 }
 
 
+class Html(str):
+    """Text that is HTML already, for what is drawn: it is put in as it is, all other text is escaped."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return str(self)
+
+
 def rendered(content: Content) -> Html:
     """The HTML of any content."""
     if isinstance(content, Html):
@@ -70,16 +69,17 @@ def rendered(content: Content) -> Html:
     return html(_TEMPLATES[type(content)], c=content)
 
 
-def html(template: str, /, **values: object) -> Html:
+def html(text: str, /, **values: object) -> Html:
     """The HTML of a Jinja template. Every value is escaped unless it is `Html`; a name that is missing is an error.
 
     The filter `show` renders content.
     """
-    return Html(_template(template).render(**values))
+    return Html(template(text).render(**values))
 
 
 @cache
-def _template(text: str) -> Template:
+def template(text: str) -> Template:
+    """A template whose values are escaped; `show` makes HTML of content."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["show"] = rendered
     environment.tests["block"] = lambda one: isinstance(one, d.Block | Html | list)

@@ -1,7 +1,4 @@
-"""A comparison of two dumps as a report: the first divergence, all findings, where the error grows, and every call.
-
-The calls of a comparison: the heat map of their errors, and the table with a row a pair.
-"""
+"""A comparison of two dumps as a report: the first divergence, all findings, where the error grows, and every call."""
 
 from __future__ import annotations
 
@@ -92,6 +89,23 @@ SLOT_HEAD = (
     "verdict",
     "why",
 )
+
+WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 900, 190, 62, 26, 10
+TOP = 7.0
+"""Of the drawing of the error: pixels, and decades from 1 unit of noise up."""
+
+_SVG = """<figure class="growth"><svg viewBox="0 0 {{ width }} {{ height }}" role="img" aria-labelledby="growth-said">
+{% for y, label in lines %}<line x1="{{ left }}" x2="{{ width }}" y1="{{ y }}" y2="{{ y }}" stroke="var(--line)"/>
+<text x="{{ left - 8 }}" y="{{ y + 4 }}" text-anchor="end" font-size="12" fill="var(--muted)">{{ label }}</text>
+{% endfor %}<polyline fill="none" stroke="var(--bad)" stroke-width="2" stroke-linejoin="round" points="{{ points }}"/>
+<circle cx="{{ peak[0] }}" cy="{{ peak[1] }}" r="4" fill="var(--bad)"/>
+<text x="{{ left }}" y="{{ height - 6 }}" font-size="12" fill="var(--muted)">first call</text>
+<text x="{{ width }}" y="{{ height - 6 }}" text-anchor="end" font-size="12" fill="var(--muted)">last call</text></svg>
+<figcaption id="growth-said" class="note">Largest error of what the calls gave in each of {{ parts }} equal parts of
+the program, in units of rounding noise: {{ first }} in the first, {{ most }} at most, in part {{ at }}, {{ last }} in
+the last.
+</figcaption></figure>
+"""
 
 
 def comparison_sections(rows: Iterable[CallResult], sources: Sources) -> list[Section]:
@@ -190,24 +204,6 @@ def _side(side: SlotSide | None) -> str:
     shape = "" if side.shape is None else f"[{', '.join(map(str, side.shape))}]"
     spread = "" if side.min is None or side.max is None else f" {side.min:.4g} … {side.max:.4g}"
     return f"{side.dtype}{shape}{spread}"
-
-
-WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 900, 190, 62, 26, 10
-TOP = 7.0
-"""Of the drawing of the error: pixels, and decades from 1 unit of noise up."""
-
-_SVG = """<figure class="growth"><svg viewBox="0 0 {{ width }} {{ height }}" role="img" aria-labelledby="growth-said">
-{% for y, label in lines %}<line x1="{{ left }}" x2="{{ width }}" y1="{{ y }}" y2="{{ y }}" stroke="var(--line)"/>
-<text x="{{ left - 8 }}" y="{{ y + 4 }}" text-anchor="end" font-size="12" fill="var(--muted)">{{ label }}</text>
-{% endfor %}<polyline fill="none" stroke="var(--bad)" stroke-width="2" stroke-linejoin="round" points="{{ points }}"/>
-<circle cx="{{ peak[0] }}" cy="{{ peak[1] }}" r="4" fill="var(--bad)"/>
-<text x="{{ left }}" y="{{ height - 6 }}" font-size="12" fill="var(--muted)">first call</text>
-<text x="{{ width }}" y="{{ height - 6 }}" text-anchor="end" font-size="12" fill="var(--muted)">last call</text></svg>
-<figcaption id="growth-said" class="note">Largest error of what the calls gave in each of {{ parts }} equal parts of
-the program, in units of rounding noise: {{ first }} in the first, {{ most }} at most, in part {{ at }}, {{ last }} in
-the last.
-</figcaption></figure>
-"""
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:

@@ -1,9 +1,4 @@
-"""The report of a diagnosis: what is wrong, where, how sure that is, and how to see it.
-
-The ladder: on which way of running the program the fault appears.
-
-What a dossier shows of one finding: source, graph and kernel side by side, the graph around, the files.
-"""
+"""The report of a diagnosis: what is wrong, on which rung and where, how sure that is, and how to see it."""
 
 from __future__ import annotations
 
@@ -57,6 +52,44 @@ FILES = {
     "kernel.cpp": "the accused kernel, as it was generated for the program",
     "kernel.py": "the accused kernel, as it was generated for the program",
 }
+
+RUNGS = (
+    ("dynamo", "Dynamo", "the graphs that were recorded from the Python code, run as they are"),
+    ("aot", "AOTAutograd", "the graphs without in-place changes, forward and backward"),
+    ("passes", "Passes", "the graphs after decomposition and every pass of the compiler, run op by op"),
+    ("kernels", "Kernels", "the generated code"),
+    ("plain", "Backend", "what the backend makes of these graphs"),
+)
+"""Name in a diagnosis, name for people, and what runs there; from the first to the last."""
+
+RUNG_OF_STAGE = {
+    "dynamo": "dynamo",
+    "backend": "plain",
+    "aot": "aot",
+    "decomposition": "passes",
+    "pre_grad": "passes",
+    "joint": "passes",
+    "post_grad": "passes",
+    "lowering": "kernels",
+    "codegen": "kernels",
+    "runtime": "kernels",
+}
+"""The first rung on which a fault of the stage shows."""
+
+_LADDER = """<ol class="ladder">
+<li class="info"><span class="rung">Eager</span><span class="state">{{ reference | show }}</span>
+<span class="what">the program as it is written, not compiled: what the others are held against</span></li>
+{% for name, what, tone, state, why in rungs %}
+<li class="{{ tone }}"><span class="rung">{{ name }}</span><span class="state">{{ state | show }}</span>
+<span class="what">{{ what }}{% if why %}<br><strong>{{ why }}</strong>{% endif %}</span></li>
+{% endfor %}
+</ol>
+"""
+
+ORDER = ("fault", "undecided", "healthy")
+
+MOST_FUNCTIONS = 20
+"""Functions of a script that get sections of their own: those with a fault first."""
 
 
 def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix: str) -> Section | None:
@@ -130,40 +163,6 @@ def _computing(nodes: dict[str, int], text: str) -> list[int]:
     return [index for index in nodes.values() if "torch.ops" in lines[index]]
 
 
-RUNGS = (
-    ("dynamo", "Dynamo", "the graphs that were recorded from the Python code, run as they are"),
-    ("aot", "AOTAutograd", "the graphs without in-place changes, forward and backward"),
-    ("passes", "Passes", "the graphs after decomposition and every pass of the compiler, run op by op"),
-    ("kernels", "Kernels", "the generated code"),
-    ("plain", "Backend", "what the backend makes of these graphs"),
-)
-"""Name in a diagnosis, name for people, and what runs there; from the first to the last."""
-
-RUNG_OF_STAGE = {
-    "dynamo": "dynamo",
-    "backend": "plain",
-    "aot": "aot",
-    "decomposition": "passes",
-    "pre_grad": "passes",
-    "joint": "passes",
-    "post_grad": "passes",
-    "lowering": "kernels",
-    "codegen": "kernels",
-    "runtime": "kernels",
-}
-"""The first rung on which a fault of the stage shows."""
-
-_LADDER = """<ol class="ladder">
-<li class="info"><span class="rung">Eager</span><span class="state">{{ reference | show }}</span>
-<span class="what">the program as it is written, not compiled: what the others are held against</span></li>
-{% for name, what, tone, state, why in rungs %}
-<li class="{{ tone }}"><span class="rung">{{ name }}</span><span class="state">{{ state | show }}</span>
-<span class="what">{{ what }}{% if why %}<br><strong>{{ why }}</strong>{% endif %}</span></li>
-{% endfor %}
-</ol>
-"""
-
-
 def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
     """Of each rung that there is: its name, the tone, a word, and why.
 
@@ -207,12 +206,6 @@ def ladder_section(diagnosis: Diagnosis) -> Section:
     summary = f"first wrong: {first}" if first else f"{passed} of {len(rungs)} rungs right"
     text = html(_LADDER, rungs=rungs, reference=Badge("info", "reference"))
     return Section("ladder", "Where it begins", body=text, summary=summary)
-
-
-ORDER = ("fault", "undecided", "healthy")
-
-MOST_FUNCTIONS = 20
-"""Functions of a script that get sections of their own: those with a fault first."""
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:

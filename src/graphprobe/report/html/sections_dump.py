@@ -1,7 +1,4 @@
-"""A dump as a report: what its observers found, where NaN and infinity begin, and every call with its numbers.
-
-What the overflow, watch and exception modes of a dump found: culprit, line, victim, elements, and how to see it.
-"""
+"""A dump as a report: what its observers found, where NaN and infinity begin, and every call with its numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ from graphprobe.store.dump_reader import FINDINGS, Elements, FindingLine, Found,
 from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.graph_calls import GraphCalls
 
-MOST = 100
+MOST_FINDINGS = 100
 """Findings that the page has; a dump has up to a thousand of each kind."""
 MOST_CARRIERS = 12
 MOST_LINES = 6
@@ -51,7 +48,7 @@ MOST_LINES = 6
 MOST_TEXT = 20_000
 """Characters of a traceback."""
 
-KINDS: dict[str, tuple[Tone, str]] = {
+FINDING_BADGES: dict[str, tuple[Tone, str]] = {
     "overflow": ("bad", "overflow"),
     "overwritten": ("bad", "overwritten memory"),
     "exception": ("bad", "exception"),
@@ -62,15 +59,24 @@ aria-label="{{ text }}" style="display:block;max-width:100%;margin-top:.35rem"><
 fill="var(--panel)" stroke="var(--line)"/>
 <rect x="{{ left }}" width="{{ width }}" height="14" fill="var(--bad)"/></svg>"""
 
+WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "raised"}
+"""Of a call that a finding is about, in the table."""
+
+HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
+
 
 def findings_section(found: list[Found], sources: Sources, suffix: str = "") -> Section | None:
     """An article for each finding; None where there are none."""
     if not found:
         return None
-    cards = [Card(f"{n}. {sentence_of(one)}", _told(one, sources)) for n, one in enumerate(found[:MOST], 1)]
-    left = len(found) - MOST
+    cards = [Card(f"{n}. {sentence_of(one)}", _told(one, sources)) for n, one in enumerate(found[:MOST_FINDINGS], 1)]
+    left = len(found) - MOST_FINDINGS
     body: list[Content] = [Cards(cards), Note(f"{left} more are in {FINDINGS}." if left > 0 else "")]
-    counts = [f"{n} {_many(KINDS[kind][1], n)}" for kind in KINDS if (n := sum(one.line.kind == kind for one in found))]
+    counts = [
+        f"{n} {_many(FINDING_BADGES[kind][1], n)}"
+        for kind in FINDING_BADGES
+        if (n := sum(one.line.kind == kind for one in found))
+    ]
     return Section(f"findings{suffix}", "Findings", body=body, summary=", ".join(counts) or f"{len(found)}")
 
 
@@ -107,7 +113,7 @@ def _told(found: Found, sources: Sources) -> list[Content]:
     rows.append(("step", _place(found)))
     if line.file:
         rows.append(("values", Code(line.file)))
-    tone, word = KINDS.get(line.kind, ("warn", line.kind))
+    tone, word = FINDING_BADGES.get(line.kind, ("warn", line.kind))
     return [(Badge(tone, word), " ", _plain(line)), Facts(rows), *_exception(found)]
 
 
@@ -210,12 +216,6 @@ def _place(found: Found) -> str:
 
 def _many(noun: str, count: int) -> str:
     return noun if count == 1 or noun.endswith("memory") else f"{noun}s"
-
-
-WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "raised"}
-"""Of a call that a finding is about, in the table."""
-
-HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
 
 
 def report_from(

@@ -1,11 +1,4 @@
-"""The report of a run: what was compiled, what the passes did, what breaks and recompiles, where the time went.
-
-The data of the view `passes`: what each pass of each graph took and changed, with the diffs that fit in.
-
-Parts of the report of a run that need no script: graph breaks, recompilations, the graphs.
-
-Source, FX graph and generated code of each graph of a run, side by side, linked by what is launched.
-"""
+"""The report of a run: what was compiled, what the passes did, what breaks and recompiles, where the time went."""
 
 from __future__ import annotations
 
@@ -68,6 +61,21 @@ MOST_CODE_BYTES = 3 << 20
 AROUND = 4
 """Lines of the program around each that a launch stems from."""
 
+MOST_ROWS = 60
+"""Cards and rows that are shown; the section says how many more there are."""
+
+MOST_BYTES = 24 << 20
+"""Text of graphs that is read for diffs in all: some tens of seconds at the most."""
+
+MOST_NODES = 60
+"""Nodes of one kind (added, removed, …) that a diff shows."""
+
+MOST_TEXT = 400
+"""Letters of one node's expression."""
+
+_NUMBERS = "A run doesn't check correctness; `graphprobe diagnose` does."
+_LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
+
 
 def code_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
     """A view for each graph that has generated code, as long as they fit in; None where there is none."""
@@ -119,20 +127,16 @@ def _view(run: Run, title: str, graph: Event, code: Event, ops: Event | None, so
     return CodeView(title, panes, links)
 
 
-MOST = 60
-"""Cards and rows that are shown; the section says how many more there are."""
-
-
 def breaks_section(report: BreakReport, sources: Sources) -> Section | None:
     """A card for each cause of graph breaks; None where nothing breaks."""
     if not report.found:
         return None
     own = [row for row in report.breaks if row.inside is None] or report.breaks
-    body: list[Content] = [Cards([_break(row, sources) for row in own[:MOST]])]
-    if (left := len(report.breaks) - len(own[:MOST])) > 0:
-        body.append(Note(f"{left} more, in libraries or beyond {MOST}: graphprobe explain RUN."))
+    body: list[Content] = [Cards([_break(row, sources) for row in own[:MOST_ROWS]])]
+    if (left := len(report.breaks) - len(own[:MOST_ROWS])) > 0:
+        body.append(Note(f"{left} more, in libraries or beyond {MOST_ROWS}: graphprobe explain RUN."))
     entries: list[Content] = []
-    for row in report.own_uncompiled[:MOST]:
+    for row in report.own_uncompiled[:MOST_ROWS]:
         remedy = (" ", Prose(row.remedy)) if row.kind != "break" else ()
         place = _place(row.file, row.line, sources)
         entries.append((Code(row.function), " (", place, "): ", Prose(row.cause), *remedy))
@@ -147,13 +151,13 @@ def recompiles_section(report: RecompileReport, sources: Sources) -> Section | N
         return None
     counts = {(f.file, f.line, f.function): f for f in report.functions}
     cards = []
-    for group in report.groups[:MOST]:
+    for group in report.groups[:MOST_ROWS]:
         function = counts.get((group.file, group.line, group.function))
         versions = ""
         if function is not None and function.versions is not None:
             versions = f"{function.versions} versions" + (f" of at most {function.limit}" if function.limit else "")
         cards.append(_group(group, versions, sources))
-    left = len(report.groups) - MOST
+    left = len(report.groups) - MOST_ROWS
     body: list[Content] = [Cards(cards), Note(f"{left} more: graphprobe recompiles RUN." if left > 0 else "")]
     summary = f"{report.recompilations}, {counted(len(report.groups), 'cause')}"
     return Section("recompiles", "Recompilations", body=body, summary=summary)
@@ -164,7 +168,7 @@ def graphs_section(models: Sequence[Model], sources: Sources) -> Section | None:
     if not models:
         return None
     rows: list[list[Content]] = []
-    for model in models[:MOST]:
+    for model in models[:MOST_ROWS]:
         facts = model.compile
         took = (facts.get("timings_ms") or {}).get("entire_frame")
         guards = facts.get("guards")
@@ -182,7 +186,7 @@ def graphs_section(models: Sequence[Model], sources: Sources) -> Section | None:
                 reason,
             ]
         )
-    left = f"{len(models) - MOST} more are in the run: graphprobe ls RUN." if len(models) > MOST else ""
+    left = f"{len(models) - MOST_ROWS} more are in the run: graphprobe ls RUN." if len(models) > MOST_ROWS else ""
     grid = Grid(("Graph", "Function", "Ops", "Guards", "Time", "Why it was compiled"), rows, (2, 3, 4), left)
     return Section("graphs", "Graphs", body=grid, summary=f"{len(models)} compiled")
 
@@ -212,16 +216,6 @@ def _place(file: str | None, line: int | None, sources: Sources) -> Content:
     if not file:
         return ""
     return sources.place(f"{file}:{line}") if line else Code(file)
-
-
-MOST_BYTES = 24 << 20
-"""Text of graphs that is read for diffs in all: some tens of seconds at the most."""
-
-MOST_NODES = 60
-"""Nodes of one kind (added, removed, …) that a diff shows."""
-
-MOST_TEXT = 400
-"""Letters of one node's expression."""
 
 
 def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Section | None:
@@ -337,10 +331,6 @@ class _Differ:
 def _short(lines: Sequence[str]) -> Iterator[str]:
     for line in lines[: MOST_NODES * 2]:
         yield line[:MOST_TEXT]
-
-
-_NUMBERS = "A run doesn't check correctness; `graphprobe diagnose` does."
-_LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:

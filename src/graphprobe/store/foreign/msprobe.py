@@ -1,7 +1,4 @@
-"""Reader of msprobe's dumps (`mindstudio-probe`): `dump.json`, `stack.json`, `construct.json`, `dump_tensor_data/`.
-
-What msprobe's `dump.json` says of one argument or result, as slots of a call.
-"""
+"""Reader of msprobe's dumps (`mindstudio-probe`): `dump.json`, `stack.json`, `construct.json`, `dump_tensor_data/`."""
 
 from __future__ import annotations
 
@@ -41,6 +38,24 @@ EDGE_NOTE = (
     " arguments only where the API is one node",
 )
 """`linear` on 3-D input ends in a view, so that only the view's gradient is there."""
+
+NameOf = Callable[[str], str]
+"""For the name of a tensor's file, why it is missing; empty when it is there."""
+
+_FIELDS = {"Max": "max", "Min": "min", "Mean": "mean", "Norm": "l2"}
+_TENSOR_WORDS = ("shape", "dtype")
+_GROUPS: dict[tuple[str, CallDirection], tuple[SlotRole, str]] = {
+    ("input_args", "forward"): ("input", "input"),
+    ("args", "forward"): ("input", "input"),
+    ("input", "forward"): ("input", "input"),
+    ("input_kwargs", "forward"): ("input", "kwarg"),
+    ("kwargs", "forward"): ("input", "kwarg"),
+    ("output", "forward"): ("output", "output"),
+    ("parameters", "forward"): ("parameter", "parameter"),
+    ("input", "backward"): ("grad_output", "grad_output"),
+    ("output", "backward"): ("grad_input", "grad_input"),
+    ("parameters_grad", "backward"): ("grad_parameter", "grad_parameter"),
+}
 
 
 class _Head(msgspec.Struct):
@@ -318,25 +333,6 @@ def _frame(frame: Any) -> str:
     if found is None:
         return " ".join(str(frame).split())
     return f"{found['file']}:{found['line']} in {found['function']}: {found['code'].strip()}"
-
-
-NameOf = Callable[[str], str]
-"""For the name of a tensor's file, why it is missing; empty when it is there."""
-
-_FIELDS = {"Max": "max", "Min": "min", "Mean": "mean", "Norm": "l2"}
-_TENSOR_WORDS = ("shape", "dtype")
-_GROUPS: dict[tuple[str, CallDirection], tuple[SlotRole, str]] = {
-    ("input_args", "forward"): ("input", "input"),
-    ("args", "forward"): ("input", "input"),
-    ("input", "forward"): ("input", "input"),
-    ("input_kwargs", "forward"): ("input", "kwarg"),
-    ("kwargs", "forward"): ("input", "kwarg"),
-    ("output", "forward"): ("output", "output"),
-    ("parameters", "forward"): ("parameter", "parameter"),
-    ("input", "backward"): ("grad_output", "grad_output"),
-    ("output", "backward"): ("grad_input", "grad_input"),
-    ("parameters_grad", "backward"): ("grad_parameter", "grad_parameter"),
-}
 
 
 def slots_of_group(

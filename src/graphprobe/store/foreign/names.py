@@ -51,6 +51,10 @@ _INDEX_LAST = re.compile(rf"(?P<kind>{_PTDBG_KINDS})_(?P<name>.+)_(?P<index>\d{{
 _SLOT = re.compile(r"(?P<call>.+)_(?P<side>input|output)(?:\.(?P<path>[\w.]+))?")
 _STACK = "_stack_info"
 
+_PARTS = ("forward", "backward", "parameters_grad")
+
+_TORCH_FRAME = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:torch|torch_npu|msprobe|ptdbg_ascend|graphprobe)[/\\]")
+
 
 class PtdbgName(NamedTuple):
     """A ptdbg name, taken apart.
@@ -130,9 +134,6 @@ class MsprobeName(NamedTuple):
         return f"{self.kind}.{self.module}.{self.name}.{self.number}"
 
 
-_PARTS = ("forward", "backward", "parameters_grad")
-
-
 def msprobe_name(text: str) -> MsprobeName | None:
     """The parts of `Functional.relu.0.forward` or `Module.layers.0.fc.Linear.forward.0`; None for any other text."""
     words = text.split(".")
@@ -191,9 +192,6 @@ class Counter:
             self._numbers[pair] = self._seen[kind, api]
             self._seen[kind, api] += 1
         return self._numbers.get(pair, -1)
-
-
-_TORCH_FRAME = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:torch|torch_npu|msprobe|ptdbg_ascend|graphprobe)[/\\]")
 
 
 def source_of(stack: tuple[str, ...]) -> str:

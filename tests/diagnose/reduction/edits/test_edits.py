@@ -20,7 +20,7 @@ from graphprobe.diagnose.reduction.edits.inline_hop import InlineBranch
 from graphprobe.diagnose.reduction.edits.inputs import Contiguous, DropGrad, DropInput, Lift, Merge, Unshare
 from graphprobe.diagnose.reduction.edits.measure import value_rank
 from graphprobe.diagnose.reduction.edits.outputs import DropCalls, KeepOutputs
-from graphprobe.diagnose.reduction.edits.values import KINDS, Fill
+from graphprobe.diagnose.reduction.edits.values import FILLS, Fill
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def test_cast() -> None:
     assert [v.dtype for v in done.inputs] == [torch.float32, torch.bfloat16, torch.int64]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FILLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
 def test_fill_has_the_rank_it_promises(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -68,7 +68,7 @@ def test_fill_has_the_rank_it_promises(kind: str, dtype: torch.dtype) -> None:
         return
     assert (made.dtype, made.shape) == (tensor.dtype, tensor.shape)
     if dtype is not torch.bool and not (kind.startswith("bits") and not dtype.is_floating_point):
-        assert value_rank(made) <= (KINDS[kind] if not dtype.is_complex else max(KINDS[kind], 3))
+        assert value_rank(made) <= (FILLS[kind] if not dtype.is_complex else max(FILLS[kind], 3))
 
 
 def test_fill_keeps_layout_and_range() -> None:

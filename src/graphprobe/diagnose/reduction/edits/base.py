@@ -18,6 +18,8 @@ from graphprobe.engine.subgraph import attribute
 KEPT_META = ("stack_trace", "nn_module_stack")
 """What a node keeps of its notes; recorded shapes and values no longer hold after an edit."""
 
+T = TypeVar("T")
+
 
 class NotApplicable(Exception):
     """The edit does not fit this graph with these inputs; the message says why."""
@@ -96,9 +98,6 @@ class EditPass:
                 continue
             if after < before:
                 yield edit
-
-
-T = TypeVar("T")
 
 
 def together(edit: Callable[[tuple[T, ...]], EditBase], found: Sequence[T]) -> Iterator[EditBase]:

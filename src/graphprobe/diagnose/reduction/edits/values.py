@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotApplicable, tensor_at, tensors
 from graphprobe.diagnose.reduction.edits.measure import rounded, value_rank
 
-KINDS = {"zeros": 0, "ones": 1, "small": 2, "signed": 3, "uniform": 4, "single": 4, "bits4": 5, "bits8": 6}
+FILLS = {"zeros": 0, "ones": 1, "small": 2, "signed": 3, "uniform": 4, "single": 4, "bits4": 5, "bits8": 6}
 """Of a `Fill`, with the rank of such values; and `nonfinite`."""
 
 
@@ -33,7 +33,7 @@ class Fill(EditBase, frozen=True):
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
         """Write the values."""
-        if self.kind not in KINDS and self.kind != "nonfinite":
+        if self.kind not in FILLS and self.kind != "nonfinite":
             raise NotApplicable(f"{self}: there is no such kind")
         for i in self.inputs:
             _write(tensor_at(inputs, i), self.kind)
@@ -102,7 +102,7 @@ def _candidates(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     groups = list(dict.fromkeys([tuple(every), tuple(floating)]))
     groups = [group for group in groups if len(group) > 1] + [(i,) for i in every]
     for group in groups:
-        for kind, rank in KINDS.items():
+        for kind, rank in FILLS.items():
             simpler = tuple(i for i in group if ranks[i] > rank)
             if simpler and (len(simpler) == len(group) or len(group) > 1):
                 yield Fill(simpler, kind)
