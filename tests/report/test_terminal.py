@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from graphprobe.analysis.timing_records import Profile, Span
 from graphprobe.records import Where
 from graphprobe.report import profile_text
-from graphprobe.report.terminal import json_from_run, print_closing, print_diff, print_lines, print_run
+from graphprobe.report.terminal import command_line, json_from_run, print_closing, print_diff, print_lines, print_run
 from graphprobe.report.visible import echo
 from graphprobe.store import Run, RunWriter, layout
 from report.samples import diff_texts
@@ -166,6 +168,7 @@ def test_lines_of_several_ranks(
 ) -> None:
     """Each line says its rank, and the next command starts all of them; of one process neither is so."""
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, ranks)
     echo("a\nb")
@@ -178,6 +181,9 @@ def test_lines_of_several_ranks(
         f"{lead}{line}" for line in ("a", "b", "FAULT: f", "  why:  w", f"  next: {launched} diagnose t.py")
     ]
     assert told.err == f"{lead}now\n"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    unfound = command_line(["graphprobe", "diagnose", "t.py"])
+    assert unfound.startswith(f"{shlex.quote(sys.executable)} -m torch.distributed.run --nproc") == (ranks == "2")
 
 
 @pytest.mark.parametrize("own", [{"slow": "canonicalise, /p/slow.py:7"}, {}])
