@@ -102,13 +102,3 @@ def test_one_verdict_is_printed(
     (verdict,) = verdicts(done.out)
     assert re.fullmatch(told, verdict), done.out
     assert how != "dies" or re.search(r"why: +rank 1 ended, or did not come to an end, without a verdict", done.out)
-
-
-@pytest.mark.slow
-def test_a_fault_of_rank_1_is_the_verdict_under_torchrun(torchrun: Callable[..., Finished], tmp_path: Path) -> None:
-    done = torchrun("alone.py", "wrong", cwd=tmp_path, before=WORDS, env={})
-    (verdict,) = verdicts(done.out)
-    assert re.fullmatch(r"\[rank 1\] FAULT: .* on rank 1; rank 0: healthy", verdict), done.out
-    assert done.code == 1 and done.err.count("exitcode  : 1") >= 1 and "exitcode  : -15" not in done.err
-    (following,) = re.findall(r"next: +(.*)", done.out)
-    assert "out-rank_1" in following
