@@ -207,6 +207,66 @@ def test_parts(mine: tuple[int, ...], theirs: tuple[int, ...], parts: int, found
     assert is_part(mine, theirs, parts) is found
 
 
+def on_rank(rank: int, *, shard: bool = True, seen: bool = False, unseen: bool = False) -> MemoryDump:
+    """Two steps on a rank's shard, and a question after its number; `seen`, `unseen`: something changed it between."""
+    grid, mine = np.arange(4, dtype=np.int64), np.arange(8, dtype=np.float32) + rank + 1
+    asked = tensor("input.0", "input", grid), scalar("input.1", rank), tensor("output.0", "output", grid == rank)
+    calls = [call(0, "torch.Tensor.__eq__", *asked, rank=rank)]
+    for step in (0, 1):
+        given = tensor("parameter.w", "parameter", mine), tensor("output.w", "output", mine * 2)
+        notes = ("a DTensor of 2 ranks (S(0))",) * shard
+        calls.append(call(10 * step + 1, "SGD", *given, kind="optimizer", step=step, rank=rank, notes=notes))
+        mine = mine * 3 if seen or unseen else mine * 2
+        if seen and step == 0:
+            before = tensor("input.0", "input", mine / 3 * 2), tensor("output.0", "output", mine)
+            calls.append(call(5, "torch.Tensor.mul_", *before, step=1, rank=rank))
+    return MemoryDump(sorted(calls, key=lambda one: one.step))
+
+
+@pytest.mark.parametrize(
+    ("changed", "kinds"),
+    [({}, []), ({"seen": True}, ["extra_call"]), ({"unseen": True}, ["changed_unseen"]), ({"shard": False}, ["state"])],
+)
+def test_a_shard_of_each_rank_is_no_cause_and_what_changes_one_is(changed: dict[str, bool], kinds: list[str]) -> None:
+    summary = compared(on_rank(1, **changed), on_rank(0, shard=changed.get("shard", True)))
+    assert [finding.kind for finding in summary.findings] == kinds
+    assert any("shards of each rank" in note for note in summary.notes)
+
+
+def gathered(*left: float, wrong: float = 1.0) -> MemoryDump:
+    """FSDP gathers a weight some times, in memory that has held this much; what is made of it last is `wrong` times."""
+    own, full = np.arange(4, dtype=np.float32) + 1, np.arange(8, dtype=np.float32) + 1
+    calls = list[Call]()
+    for number, filled in enumerate(left):
+        # The memory may be that of the weight as it was gathered the last time, or zeros.
+        memory = full if filled == 1 else np.linspace(0, filled, 8, dtype=np.float32)
+        buffer = np.concatenate([own, memory[4:]])
+        factor = np.float32(2 * wrong if number == len(left) - 1 else 2)
+        parts = tensor("input.0.0", "input", own), tensor("input.1", "input", memory)
+        copied = tensor("output.0", "output", own), tensor("output.1", "output", buffer)
+        filling = tensor("input.0", "input", buffer), tensor("output.input.0", "output", full)
+        read = tensor("input.1", "input", full), tensor("output.0", "output", full * factor)
+        calls += [
+            call(4 * number, "torch.empty", tensor("output.0", "output", memory), index=number),
+            call(4 * number + 1, "torch.ops.fsdp.all_gather_copy_in", *parts, *copied, index=number),
+            call(4 * number + 2, "torch.distributed.distributed_c10d.all_gather_single", *filling, index=number),
+            call(4 * number + 3, "torch.nn.functional.linear", *read, index=number),
+        ]
+    return MemoryDump(calls)
+
+
+@pytest.mark.parametrize("left", [(0, 1), (5, 1), (1, 5), (5, 0)])
+def test_memory_as_it_was_in_a_buffer_of_fsdp_is_no_evidence(left: tuple[float, ...]) -> None:
+    outline = outline_from_calls(gathered(*left).list)
+    assert [outline.producers_of(at)[0] for at in (3, 7)] == [2, 6], "what is read is what was gathered"
+    for other in ((0, 0), (7, 0), (0, 7)):
+        summary = compared(gathered(*left), gathered(*other))
+        assert (summary.outcome, summary.findings) == ("same", [])
+        assert not any("uninitialized" in note for note in summary.notes)
+        first = compared(gathered(*left, wrong=3.0), gathered(*other)).first
+        assert first is not None and (first.kind, first.candidate.label) == ("wrong_value", "linear.1.forward")
+
+
 def test_the_number_of_parts() -> None:
     assert parts_between(dump(4, 8), dump(4, 2)) == 4
     assert parts_between(dump(4, 2), dump(4, 2)) == 1

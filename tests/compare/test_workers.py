@@ -141,13 +141,41 @@ def test_a_shard_that_something_unseen_changed_on_one_rank() -> None:
     for other, relation, odd in (
         (sharded_steps(1, 1.0), "sharded", ()),
         (sharded_steps(1, 1.5), "changed_unseen", (1,)),
-        (sharded_steps(1, 1.5, clamped=True), "sharded", ()),
+        (sharded_steps(1, 1.5, clamped=True), "differs", (1,)),
     ):
         (found,) = shared_values(MergedDump("all", {0: sharded_steps(0, 1.0), 1: other}))
         assert (found.what, found.relation, found.odd) == ("Optimizer.SGD.0.forward.parameter.w", relation, odd)
-        assert found.step == len(odd)
+        assert (found.name, found.step) == ("w (shard)", len(odd))
+        assert found.written_by == "clamp_.0.forward" * (relation == "differs")
+    both = {rank: sharded_steps(rank, 1.5, clamped=True) for rank in (0, 1)}
+    (everywhere,) = shared_values(MergedDump("all", both))
+    assert everywhere.relation == "sharded", "all ranks clamp it"
     (everywhere,) = shared_values(MergedDump("all", {0: sharded_steps(0, 1.5), 1: sharded_steps(1, 1.5)}))
     assert everywhere.relation == "sharded", "all ranks do it: the program does"
+
+
+def normed(rank: int, *, stale: bool = False, spare: float = 0.0) -> MemoryDump:
+    """Two steps of a layer that gathers statistics of its rank's data; before them memory that has held `spare`."""
+    mean, name = np.zeros(4, np.float32), "torch.nn.functional.batch_norm"
+    calls = [call(0, "torch.empty", tensor("output.0", "output", np.full(4, spare, np.float32)), rank=rank)]
+    if stale:
+        mean = mean + np.float32(0.5)
+        calls.append(call(1, "torch.Tensor.add_", tensor("output.0", "output", mean), source="train.py:7", rank=rank))
+    for step in (0, 1):
+        after = mean + np.float32(rank + 1)
+        got = replaced(tensor("input.1", "input", mean), held="buffer")
+        given = tensor("output.input.1", "output", after)
+        calls.append(call(10 + step, name, got, given, module="blocks.1.norm", step=step, rank=rank))
+        mean = after
+    return MemoryDump(calls)
+
+
+def test_a_stale_buffer_is_named_and_statistics_of_each_ranks_data_are_not_accused() -> None:
+    for stale, relation, odd in ((True, "differs", (1,)), (False, "own_data", ())):
+        ranks = {0: normed(0), 1: normed(1, stale=stale)}
+        (found,) = shared_values(MergedDump("all", ranks))
+        assert (found.name, found.relation, found.odd) == ("blocks.1.norm.running_mean", relation, odd)
+        assert (found.step, found.line) == ((0, "train.py:7") if stale else (1, ""))
 
 
 def test_another_number_of_ranks_is_told() -> None:

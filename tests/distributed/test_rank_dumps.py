@@ -108,7 +108,7 @@ RANKS = {"ddp": 4, "fsdp2": 2}
 @pytest.fixture(scope="module", params=["ddp", "fsdp2"])
 def bits(request: Any, run_ranks: RunRanks, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
-    cases = ["plain", "healthy", "again", "lowest", "highest", *(["shard"] if kind == "fsdp2" else [])]
+    cases = ["plain", "healthy", "again", "lowest", "highest", *(["shard", "called"] if kind == "fsdp2" else [])]
     run_ranks(RANKS[kind], "dumped.py", str(folder), kind, *cases, cwd=folder)
     return kind, folder
 
@@ -162,6 +162,20 @@ def test_a_shard_is_blamed_on_the_rank_that_holds_it(bits: tuple[str, Path], tmp
     """
     cause = check_cause(bits, "shard", tmp_path, "ops.fsdp.all_gather_copy_in.2.forward")
     assert "(second.weight) was changed" in cause["evidence"][0]
-    result = run("merge", bits[1] / "shard", "--out", tmp_path / "index", code=1)
-    assert f"Optimizer.SGD.0.forward.parameter.second.weight, step 1: rank {WRONG['fsdp2']} has not" in result.output
-    assert "DIFFERENT: 1 of" in result.output
+    for case, by in (("shard", "something that was not recorded"), ("called", "Tensor.mul_.0.forward")):
+        result = run("merge", bits[1] / case, "--out", tmp_path / case, code=1)
+        assert f"second.weight (shard): began at step 1 on rank {WRONG['fsdp2']}, changed by {by}" in result.output
+        assert "DIFFERENT: 1 of" in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", ["fsdp2"], indirect=True)
+@pytest.mark.parametrize(
+    ("case", "kinds"), [("healthy", set()), ("shard", {"changed_unseen"}), ("called", {"extra_call"})]
+)
+def test_a_shard_of_each_rank_is_no_cause(bits: tuple[str, Path], case: str, kinds: set[str], tmp_path: Path) -> None:
+    code, folder = 1 if kinds else 125, bits[1] / case
+    run("compare", folder / "rank1", folder / "rank0", "--json", tmp_path / "out.json", code=code)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert {finding["kind"] for finding in found["findings"]} - {"unrecorded_origin"} == kinds
+    assert any("shards of each rank" in note for note in found["notes"])

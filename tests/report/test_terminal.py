@@ -1,5 +1,7 @@
 import io
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,7 +10,7 @@ import pytest
 from graphprobe.analysis.timing_records import Profile, Span
 from graphprobe.records import Where
 from graphprobe.report import profile_text
-from graphprobe.report.terminal import json_from_run, print_closing, print_diff, print_lines, print_run
+from graphprobe.report.terminal import command_line, json_from_run, print_closing, print_diff, print_lines, print_run
 from graphprobe.report.visible import echo, visible
 from graphprobe.store import Run, RunWriter, layout
 from report.samples import diff_texts
@@ -165,6 +167,7 @@ def test_lines_of_several_ranks(
 ) -> None:
     """Each line says its rank, and the next command starts all of them; of one process neither is so."""
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, ranks)
     echo("a\nb")
@@ -177,6 +180,9 @@ def test_lines_of_several_ranks(
         f"{lead}{line}" for line in ("a", "b", "FAULT: f", "  why:  w", f"  next: {launched} diagnose t.py")
     ]
     assert told.err == f"{lead}now\n"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    unfound = command_line(["graphprobe", "diagnose", "t.py"])
+    assert unfound.startswith(f"{shlex.quote(sys.executable)} -m torch.distributed.run --nproc") == (ranks == "2")
 
 
 @pytest.mark.parametrize("own", [{"slow": "canonicalise, /p/slow.py:7"}, {}])

@@ -11,7 +11,7 @@ import math
 import msgspec
 
 from graphprobe.compare.judge import Task
-from graphprobe.compare.measures import noise_unit
+from graphprobe.compare.measures import HUGE, noise_unit
 from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint
 from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.store.calls import Call, CallSlot
@@ -116,12 +116,14 @@ class Carried:
 
     def _strays(self, task: Task, row: CallResult) -> list[Stray]:
         found: list[Stray] = []
+        shards = task.candidate.has_shard and task.candidate.rank != task.reference.rank
         for slot in row.slots:
-            if not slot.level or slot.origin not in ("state", "unrecorded") or slot.role in OUTPUT_ROLES:
+            shard = shards and slot.basis == "part"  # differs by design; not so what changed it on one side alone
+            if not (slot.level or shard) or slot.origin not in ("state", "unrecorded") or slot.role in OUTPUT_ROLES:
                 continue
             mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
             if mine is not None and theirs is not None and mine.meta is not None:
-                stray = self._stray(task, (mine, theirs), unit_of(slot) * slot.level)
+                stray = self._stray(task, (mine, theirs), HUGE if shard else unit_of(slot) * slot.level)
                 found.extend([] if stray is None else [stray])
         return found
 

@@ -130,7 +130,7 @@ class Judge:
         parts = self._parts if self._parts > 1 or mine.rank == theirs.rank else UNEVEN
         parts = task.parts if task.parts > 1 else parts
         if parts != 1:
-            slots = with_parts(slots, parts)
+            slots = with_parts(slots, parts, () if parts != UNEVEN else (mine, theirs))
         level = max([s.level for s in slots if s.role in OUTPUT_ROLES], default=0.0)
         inherited = max([s.level for s in slots if s.role not in OUTPUT_ROLES], default=0.0)
         result = CallResult(
@@ -491,10 +491,18 @@ def is_part(mine: Sequence[int], theirs: Sequence[int], parts: int) -> bool:
     return parts == UNEVEN or all(small in (large // parts, -(-large // parts)) for small, large in differing)
 
 
-def with_parts(slots: list[SlotResult], parts: int) -> list[SlotResult]:
-    """What is a part is told and not accused, and neither is what the same call made of it."""
-    found = [_as_part(slot, parts) for slot in slots]
-    if all(slot.basis != "part" or not _has_shape(slot) for slot in found):
+def with_parts(slots: list[SlotResult], parts: int, ranks: Sequence[Call] = ()) -> list[SlotResult]:
+    """What is a part is told and not accused, and neither is what the same call made of it.
+
+    ranks: the calls of two ranks, which have shards of their own, and numbers.
+    """
+    shards = bool(ranks) and all(call.has_shard for call in ranks)
+    found = [_as_part(_as_shard(slot) if shards else slot, parts) for slot in slots]
+    numbers = [str(call.rank) for call in ranks]
+    own = any(
+        slot.basis == "part" and [s.text for s in (slot.candidate, slot.reference) if s] == numbers for slot in found
+    )
+    if not own and all(slot.basis != "part" or not _has_shape(slot) for slot in found):
         return found
     return [
         msgspec.structs.replace(
@@ -504,6 +512,14 @@ def with_parts(slots: list[SlotResult], parts: int) -> list[SlotResult]:
         else slot
         for slot in found
     ]
+
+
+def _as_shard(slot: SlotResult) -> SlotResult:
+    """A value of a call that has shards: each rank holds another one, by design."""
+    if slot.role in OUTPUT_ROLES or not _has_shape(slot) or not (slot.level or slot.fault):
+        return slot
+    reason = "a shard of each rank: not compared"
+    return msgspec.structs.replace(slot, basis="part", level=0.0, z=0.0, fault=None, verdict="ok", reason=reason)
 
 
 def _as_part(slot: SlotResult, parts: int) -> SlotResult:

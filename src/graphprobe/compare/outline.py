@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from graphprobe.compare.naming import canonical
-from graphprobe.compare.randomness import gives_alias, is_overwritten, is_undefined
+from graphprobe.compare.randomness import gives_alias, is_half_written, is_overwritten, is_undefined
 from graphprobe.store.calls import Call, CallSlot
 
 OUTPUT_ROLES = ("output", "grad_input", "grad_parameter")
@@ -163,11 +163,13 @@ class _Sketch:
                 shapes.append(meta.shape)
                 if gives:
                     given.append(meta.shape)
-                    producer = UNWRITTEN if undefined else UNKNOWN
+                    producer = UNWRITTEN if undefined or is_half_written(call.api, slot.name) else UNKNOWN
             print_ = (slot.digest_kind, slot.digest) if slot.digest else fingerprint(slot)
             if print_ is not None:
                 key = hash(print_)
-                if undefined or self.unwritten:
+                if gives and producer == UNKNOWN and not (garbled or passes or call.kind == "module"):
+                    self.unwritten.discard(key)  # the memory of a value that was freed may be got back with it
+                elif producer == UNWRITTEN or self.unwritten:
                     producer = self._or_unwritten(key, slot, producer)
                 if gives:
                     outputs.append((key, place))
@@ -208,7 +210,7 @@ class _Sketch:
         """The producer, or `UNWRITTEN` where the value is that of memory that nobody has written to."""
         if key in self.unwritten:
             return UNWRITTEN
-        if producer == UNWRITTEN and not _is_constant(slot):
+        if producer == UNWRITTEN and not is_constant(slot):
             self.unwritten.add(key)
         return producer
 
@@ -234,7 +236,7 @@ class _Sketch:
             self.result.used[each] = 1
 
 
-def _is_constant(slot: CallSlot) -> bool:
+def is_constant(slot: CallSlot) -> bool:
     """Zeros are everywhere: that memory held them says nothing of others."""
     return slot.stats is None or slot.stats.min == slot.stats.max
 

@@ -63,10 +63,16 @@ def overwrites(call: Call) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_overwritten(api: str, name: str) -> bool:
     """Whether a call writes to the whole of an argument, and does not read it: `out`, what a collective receives."""
-    if name == "kwarg.out" or name.startswith("kwarg.out."):
+    if name == "kwarg.out" or name.startswith("kwarg.out.") or (name == "input.1" and is_half_written(api, "output.1")):
         return True
     first = name == "input.0" or name.startswith("input.0.") or name in ("kwarg.output", "kwarg.output_tensor")
     return first and is_collective(api) and canonical(api) in RECEIVING
+
+
+@functools.lru_cache(maxsize=4096)
+def is_half_written(api: str, name: str) -> bool:
+    """Whether a result is FSDP's buffer of a collective: the rank's own part, `output.0`, and memory as it was."""
+    return name == "output.1" and canonical(api) == "all_gather_copy_in"
 
 
 def is_collective(api: str) -> bool:

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from graphprobe.compare.outline import fingerprint
+from graphprobe.compare.outline import fingerprint, is_constant
 from graphprobe.compare.randomness import is_undefined, overwrites
+from graphprobe.compare.slots import weight_name
 from graphprobe.errors import UsageError
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
@@ -57,42 +58,56 @@ class MergedDump:
         return tuple(f"rank {rank}: {text}" for rank, part in self._parts.items() for text in part.problems())
 
 
+_Groups = tuple[tuple[int, ...], ...]
+_Left = dict[str, dict[object, str]]
+_Writer = tuple[str, str]
+"""Label of a call, and the line of the program that made it."""
+
+
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """A value that several ranks have at the same place.
 
     Attributes:
         what: `module.slot`, or `label.slot`.
+        name: of the parameter or buffer, `blocks.1.norm.running_mean`; empty where nothing tells.
         relation: `replicated`: equal everywhere. `sharded`: of other shapes on other ranks, or each a shard of a
-            distributed tensor. `differs`: of one shape and not equal, so either sharded evenly or out of step; a
-            parameter under data parallelism must not. `changed_unseen`: sharded, and on some ranks not what the
-            optimizer's step before has left, though no call that was recorded gave it; on the others it is.
+            distributed tensor. `own_data`: a buffer in which a call that all ranks make has left what it computes from
+            the data of its rank. `differs`: of one shape and not equal, so either sharded evenly or out of step; a
+            parameter under data parallelism must not; or sharded, and changed between two steps of the optimizer by a
+            call that some ranks make alone. `changed_unseen`: the same, though no call that was recorded gave it.
             `undecided`: the dump has neither digests nor statistics.
         ranks: of each group of ranks that agree, its members.
         step: of the first call that has it; of a value that differs, the first step in which it does.
         odd: ranks that have gone their own way: they are fewer, or their value was written by a call that the others
             do not make; empty where nothing tells.
         written_by: the label of that call on the first of them, or empty.
+        line: the line of the program that made the call.
     """
 
     what: str
+    name: str = ""
     relation: str
-    ranks: tuple[tuple[int, ...], ...]
+    ranks: _Groups
     step: int
     odd: tuple[int, ...] = ()
     written_by: str = ""
+    line: str = ""
 
 
 class _Held(msgspec.Struct, frozen=True, gc=False):
-    """A held value at one place of one rank: fingerprint, shape, whether it is a shard, and the call that gave it.
+    """A held value at one place of one rank: fingerprint, shape, whether it is a shard, and the call that gave it;
+    whether it is a buffer; its name.
 
-    left: whether it is what a call gave; None where the optimizer has not left the parameter otherwise before.
+    stepped: the optimizer has stepped the parameter before.
     """
 
     mark: object
     shape: tuple[int, ...]
     shard: bool
-    writer: str
-    left: bool | None = None
+    writer: _Writer
+    buffer: bool
+    name: str
+    stepped: bool = False
 
 
 def shared_values(dump: CallDump) -> list[Shared]:
@@ -112,44 +127,60 @@ def shared_values(dump: CallDump) -> list[Shared]:
     if not steps:
         raise UsageError(f"the ranks of {dump.title} have no step in common")
     result: dict[str, Shared] = {}
-    writers: dict[int, dict[object, str]] = {rank: {} for rank in ranks}
-    left: dict[int, dict[str, object]] = {rank: {} for rank in ranks}
+    writers: dict[int, dict[object, _Writer]] = {rank: {} for rank in ranks}
+    left: dict[int, _Left] = {rank: {} for rank in ranks}
     for step in sorted(steps):
         places: dict[str, dict[int, _Held]] = {}
-        labels: dict[int, set[str]] = {rank: set() for rank in ranks}
+        made: dict[int, set[_Writer]] = {rank: set() for rank in ranks}
         for rank in ranks:
-            for what, value in _states(dump, rank, step, writers[rank], labels[rank], left[rank]):
+            for what, value in _states(dump, rank, step, writers[rank], made[rank], left[rank]):
                 places.setdefault(what, {}).setdefault(rank, value)
         for what, found in places.items():
             if len(found) > 1 and (what not in result or result[what].relation == "replicated"):
-                related = _related(what, found, step, labels)
+                related = _related(what, found, step, made)
                 if what not in result or related.relation != "replicated":
                     result[what] = related
-            unseen = _changed_unseen(what, found, step)
-            if unseen is not None and result[what].relation == "sharded":
-                result[what] = unseen
+            changed = _changed_alone(what, found, step, made)
+            if changed is not None and result[what].relation == "sharded":
+                result[what] = changed
     return list(result.values())
 
 
-def _changed_unseen(what: str, found: dict[int, _Held], step: int) -> Shared | None:
-    """A value that something changed between two steps of the optimizer, on some of its ranks."""
-    changed = tuple(rank for rank, value in found.items() if value.left is False)
-    kept = tuple(rank for rank, value in found.items() if value.left)
+def _changed_alone(what: str, found: dict[int, _Held], step: int, made: dict[int, set[_Writer]]) -> Shared | None:
+    """A shard that was changed between two steps of the optimizer by what the other ranks do not call."""
+    stepped = {rank: _as_made(value.writer) for rank, value in found.items() if value.stepped}
+    changed = tuple(r for r, by in stepped.items() if all(by not in made[other] for other in found if other != r))
+    kept = tuple(rank for rank in stepped if rank not in changed)
     if not changed or not kept:
         return None
-    return Shared(what=what, relation="changed_unseen", ranks=(kept, changed), step=step, odd=changed)
+    relation = "differs" if found[changed[0]].writer[0] else "changed_unseen"
+    return _told(what, found, relation, (kept, changed), step, changed)
+
+
+def _as_made(writer: _Writer) -> _Writer:
+    """A call without its number, which is another one where a rank has made more such calls before."""
+    return ".".join(part for part in writer[0].split(".") if not part.isdecimal()), writer[1]
+
+
+def _told(
+    what: str, found: dict[int, _Held], relation: str, ranks: _Groups, step: int, odd: tuple[int, ...] = ()
+) -> Shared:
+    value = found[odd[0] if odd else ranks[0][0]]
+    by, line = value.writer if odd else ("", "")
+    return Shared(
+        what=what, name=value.name, relation=relation, ranks=ranks, step=step, odd=odd, written_by=by, line=line
+    )
 
 
 def _states(
-    dump: CallDump, rank: int, step: int, writers: dict[object, str], labels: set[str], left: dict[str, object]
+    dump: CallDump, rank: int, step: int, writers: dict[object, _Writer], made: set[_Writer], left: _Left
 ) -> Iterator[tuple[str, _Held]]:
-    """What is held in a step. Kept up to date: `writers`, by fingerprint the call that gave it last; `labels` of all
-    calls of the step; `left`, by parameter what the optimizer's last step made of it."""
+    """What is held in a step. Kept up to date: `writers`, by fingerprint the call that gave it last; `made`, all
+    calls of the step; `left`, by label what each optimizer made of the parameters last, with their names."""
     given: set[object] = set()
     unwritten: set[object] = set()
     for call in dump.calls(rank, step):
-        labels.add(call.label)
-        shard = any(note.startswith("a DTensor ") and "(S" in note for note in call.notes)
+        made.add(_as_made((call.label, call.source)))
         for slot in call.slots:
             if slot.meta is None or slot.role not in ("parameter", "buffer", "input"):
                 continue
@@ -157,9 +188,12 @@ def _states(
             if mark in unwritten or overwrites(call):
                 continue
             named = slot.role in ("parameter", "buffer")
-            before = left.get(slot.name.removeprefix("parameter.")) if call.kind == "optimizer" else None
-            known = None if before is None or mark is None else mark in writers
-            held = _Held(mark, slot.meta.shape, shard, writers.get(mark, ""), known)
+            own = slot.name.partition(".")[2] if named else weight_name(call.api, slot.name)
+            name = f"{call.module}.{own}" if own and call.module and call.kind != "optimizer" else own
+            name = name or next((known[mark] for known in left.values() if mark in known), "")
+            name += " (shard)" * call.has_shard
+            kept = "buffer" in (slot.role, slot.held), name, mark is not None and call.label in left
+            held = _Held(mark, slot.meta.shape, call.has_shard, writers.get(mark, ("", "")), *kept)
             if slot.role == "input" and slot.held is not None:
                 if slot.held:
                     yield f"{call.label}.{slot.name}", held
@@ -169,17 +203,17 @@ def _states(
             if named or weight:
                 path = call.module or call.label
                 yield f"{path}.{slot.name}" if named else f"{call.label}.{slot.name}", held
-        outputs = {m for s in call.slots if s.role == "output" and (m := fingerprint(s)) is not None}
-        given |= outputs
-        if is_undefined(call):
-            unwritten |= outputs
-        if call.direction == "forward":
-            writers.update(dict.fromkeys(outputs, call.label))
+        results = {m: s for s in call.slots if s.role == "output" and (m := fingerprint(s)) is not None}
+        given |= results.keys()
+        if is_undefined(call):  # memory that was freed may still hold a value that somebody gave
+            unwritten |= {m for m, s in results.items() if m not in writers and not is_constant(s)}
+        elif call.direction == "forward":
+            writers.update(dict.fromkeys(results, (call.label, call.source)))
         if call.kind == "optimizer":
-            left.update({s.name.removeprefix("output."): fingerprint(s) for s in call.slots if s.role == "output"})
+            left[call.label] = {m: s.name.removeprefix("output.") for m, s in results.items()}
 
 
-def _related(what: str, found: dict[int, _Held], step: int, labels: dict[int, set[str]]) -> Shared:
+def _related(what: str, found: dict[int, _Held], step: int, made: dict[int, set[_Writer]]) -> Shared:
     groups: dict[object, list[int]] = {}
     for rank, value in found.items():
         groups.setdefault((value.mark, value.shape), []).append(rank)
@@ -189,16 +223,14 @@ def _related(what: str, found: dict[int, _Held], step: int, labels: dict[int, se
     elif len({value.shape for value in found.values()}) > 1 or all(value.shard for value in found.values()):
         relation = "sharded"
     else:
-        relation = "replicated" if len(groups) == 1 else "differs"
-    if relation != "differs":
-        return Shared(what=what, relation=relation, ranks=ranks, step=step)
-    odd = _odd(found, ranks, labels)
-    return Shared(
-        what=what, relation=relation, ranks=ranks, step=step, odd=odd, written_by=found[odd[0]].writer if odd else ""
-    )
+        by = {value.writer[0] for value in found.values()}
+        own = all(value.buffer for value in found.values()) and len(by) == 1 and "" not in by
+        relation = "replicated" if len(groups) == 1 else "own_data" if own else "differs"
+    odd = _odd(found, ranks, made) if relation == "differs" else ()
+    return _told(what, found, relation, ranks, step, odd)
 
 
-def _odd(found: dict[int, _Held], ranks: tuple[tuple[int, ...], ...], labels: dict[int, set[str]]) -> tuple[int, ...]:
+def _odd(found: dict[int, _Held], ranks: _Groups, made: dict[int, set[_Writer]]) -> tuple[int, ...]:
     """The ranks outside of the largest group. Of two groups of one size, the one whose value was written by a call
     that the other does not make; or by nothing that was recorded, where the other's was."""
     by_size = sorted(ranks, key=len)
@@ -207,8 +239,9 @@ def _odd(found: dict[int, _Held], ranks: tuple[tuple[int, ...], ...], labels: di
     if len(ranks) != 2:
         return ()
     writers = [found[group[0]].writer for group in ranks]
-    known = [set().union(*(labels[rank] for rank in group)) for group in ranks]
-    for group, mine, other, others in zip(ranks, writers, writers[::-1], known[::-1], strict=True):
-        if (mine and mine not in others and not mine.startswith("Optimizer.")) or (other and not mine):
+    known = [set[_Writer]().union(*(made[rank] for rank in group)) for group in ranks]
+    for group, mine, other, own, others in zip(ranks, writers, writers[::-1], known, known[::-1], strict=True):
+        alone = mine[0] and _as_made(mine) not in others and not mine[0].startswith("Optimizer.")
+        if alone or (other[0] and not mine[0] and _as_made(other) in own):
             return group
     return ()

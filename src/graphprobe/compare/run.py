@@ -355,7 +355,7 @@ class _Work:
         if self._by_basis["part"]:
             notes.append(
                 f"{self._by_basis['part']} values are parts of something that the other side has otherwise, "
-                "or were made from such; they are not compared"
+                "or shards of each rank, or were made from such; they are not compared"
             )
         alone = self.counts.candidate_only + self.counts.reference_only
         if alone and not self.judge.alike:

@@ -21,23 +21,23 @@ SlotPair = tuple[CallSlot | None, CallSlot | None]
 WEIGHTS = frozenset("weight bias running_mean running_var in_proj_weight in_proj_bias".split())
 """Keywords that weights and buffers are given by."""
 
-WEIGHTS_BY_PLACE: dict[str, tuple[int, ...]] = {
-    "linear": (1, 2),
-    "conv": (1, 2),
-    "conv_transpose1d": (1, 2),
-    "conv_transpose2d": (1, 2),
-    "conv_transpose3d": (1, 2),
-    "bilinear": (2, 3),
-    "embedding": (1,),
-    "embedding_bag": (1,),
-    "prelu": (1,),
-    "layer_norm": (2, 3),
-    "group_norm": (2, 3),
-    "rms_norm": (2,),
-    "batch_norm": (1, 2, 3, 4),
-    "instance_norm": (1, 2, 3, 4),
+WEIGHTS_BY_PLACE: dict[str, tuple[int, str]] = {
+    "linear": (1, "weight bias"),
+    "conv": (1, "weight bias"),
+    "conv_transpose1d": (1, "weight bias"),
+    "conv_transpose2d": (1, "weight bias"),
+    "conv_transpose3d": (1, "weight bias"),
+    "bilinear": (2, "weight bias"),
+    "embedding": (1, "weight"),
+    "embedding_bag": (1, "weight"),
+    "prelu": (1, "weight"),
+    "layer_norm": (2, "weight bias"),
+    "group_norm": (2, "weight bias"),
+    "rms_norm": (2, "weight"),
+    "batch_norm": (1, "running_mean running_var weight bias"),
+    "instance_norm": (1, "running_mean running_var weight bias"),
 }
-"""By `naming.canonical`, the places of arguments that are weights and buffers."""
+"""By `naming.canonical`, the arguments that are weights and buffers: the place of the first, and their names."""
 
 DEVICE = re.compile(r"(device\(type=)?['\"]?(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|meta)(:\d+)?\b")
 EMPTY = frozenset(("None", "False", "'none'", "", "()", "[]"))
@@ -97,7 +97,20 @@ def is_weight_by_name(api: str, slot: str) -> bool:
     kind, _, rest = slot.partition(".")
     if kind == "kwarg":
         return rest in WEIGHTS
-    return rest.isdecimal() and len(rest) < 10 and int(rest) in WEIGHTS_BY_PLACE.get(canonical(api), ())
+    return bool(_by_place(api, rest))
+
+
+def weight_name(api: str, slot: str) -> str:
+    """What `torch.nn` calls the weight or buffer that an input of its functions is; empty where that is not known."""
+    kind, _, rest = slot.partition(".")
+    known = WEIGHTS_BY_PLACE.get(canonical(api), (0, ""))[1].split() if api.startswith("torch.nn.functional.") else []
+    return _by_place(api, rest) if known and kind == "input" else rest if rest in known else ""
+
+
+def _by_place(api: str, place: str) -> str:
+    first, names = WEIGHTS_BY_PLACE.get(canonical(api), (0, ""))
+    at = int(place) - first if place.isdecimal() and len(place) < 10 else -1
+    return names.split()[at] if 0 <= at < len(names.split()) else ""
 
 
 def of_node(name: str) -> bool:

@@ -450,7 +450,8 @@ def command_line(words: Words) -> str:
     name = _own_name()
     if own and words[1] in RUNS_A_PROGRAM and any(word == "-m" or word.endswith(".py") for word in words[2:]):
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-        name = f"torchrun --nproc-per-node {ranks} -m graphprobe" if ranks.isdecimal() else name
+        launcher = "torchrun" if shutil.which("torchrun") else f"{shlex.quote(sys.executable)} -m torch.distributed.run"
+        name = f"{launcher} --nproc-per-node {ranks} -m graphprobe" if ranks.isdecimal() else name
     return " ".join([*([name] if own else []), *map(_quoted, words[1:] if own else words)])
 
 

@@ -155,6 +155,11 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
         """Whether it is the forward of compiled code."""
         return self.compiled is not None or COMPILED in self.notes
 
+    @property
+    def has_shard(self) -> bool:
+        """Whether it got or gave a DTensor that is split, of which this rank has a part."""
+        return any(note.startswith("a DTensor ") and "(S" in note for note in self.notes)
+
     def __post_init__(self) -> None:
         if "\n" in self.api or "\n" in self.label or "\n" in self.module or "\n" in self.source:
             keep_on_one_line(self, "api", "label", "module", "source")

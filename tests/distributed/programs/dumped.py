@@ -3,9 +3,10 @@
     dumped.py FOLDER experts|ddp|fsdp2 CASE ...
 
 `plain` is not dumped; `healthy` and `again` are as they are; in `same` and `perturbed` each rank has the whole batch.
-On one rank a weight of the layer `second` is changed, and not by a call of torch: in `perturbed` once the ranks agreed
-on them; in `lowest` and `highest` one bit of a fraction, in the second step; in `shard`, of fsdp2, the highest in the
-part that the rank holds, before the second step. Of `experts`, each rank holds some of three that DDP leaves alone.
+On one rank a weight of the layer `second` is changed, mostly not by a call of torch: in `perturbed` once the ranks
+agreed on them; in `lowest` and `highest` one bit of a fraction, in the second step; in `shard`, of fsdp2, the highest
+in the part that the rank holds, before the second step; in `called` a call of torch changes that part. Of `experts`,
+each rank holds some of three that DDP leaves alone.
 What a rank has learnt is written as a digest to FOLDER/CASE.RANK.
 """
 
@@ -85,6 +86,8 @@ def trained(case: str) -> None:
         for now, x in enumerate(steps):
             if case == "shard" and now == 1 and RANK == WRONG:
                 flip(inner.second.weight, 22)
+            if case == "called" and now == 1 and RANK == WRONG:
+                inner.second.weight.detach().to_local().mul_(1.5)
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -6,16 +6,17 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
 
-from graphprobe.cli.ending import AtSignal, at_signal
+from graphprobe.cli.ending import AtSignal, at_signal, tell
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option, options_from, take
 from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, JsonTo, new_file, new_folder, write_json
+from graphprobe.cli.ranks import Ranks, ranks_from
 from graphprobe.cli.target import (
     TargetCommand,
     call_from_file,
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from graphprobe.probe.script import ScriptTarget
     from graphprobe.select.step_ranges import StepSelection
 
+
+RANKS_S = 60.0
+"""Behind the budget, how long one rank waits for the others."""
 
 AS_IT_ENDS = "TORCHDYNAMO_DISABLE=1 shows how it ends uncompiled"
 """Of a script that did not end well, behind how it ended."""
@@ -129,35 +133,61 @@ def command(
         ctx.exit(_proofs(ctx, words, pythons))
     _refuse_pythons(pythons)
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
-    budget = TimeBudget(found.pop("budget_s", None))
-    result = _json_to(json_path)
+    budget, result = TimeBudget(found.pop("budget_s", None)), _json_to(json_path)
     out = None if out_dir is None else new_folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
+    found["calls"] = _calls(calls)
+    name, ranks = None if named else _callable_of(words, calls), ranks_from(os.environ, out)
+    out = out if ranks is None else ranks.folder / ("0" if name else "")
     from graphprobe.diagnose.script import ScriptOptions
 
-    found["calls"] = _calls(calls)
     options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
-    name = None if named else _callable_of(words, calls)
     base, typed = Path.cwd(), words_of(module, code, words)  # a script may go elsewhere
     with filtered(only_function) as only:
-        if name is None:
-            told = _program(program_of(module, code, words), typed, options, result, base)
-        else:
-            told = _function(words[0], name, options, result, base)
-    ctx.exit(_finished(told, exit_code(only, told.code), typed, base, result))
+        try:
+            if name is not None:
+                told = _function(words[0], name, options, result, base)
+            else:
+                told = _program(program_of(module, code, words), typed, options, result, base)
+        except UsageError as error:
+            told = _nothing_here(typed, error, alone=ranks is None)
+    ctx.exit(_finished(told, exit_code(only, told.code), typed, base, result, ranks, budget.left_s))
 
 
-def _finished(told: _Told, code: int, typed: list[str], base: Path, result: JsonTo) -> int:
-    if not result.printed:
-        _end(told, typed, base, left_out=code != told.code)
-    result.replaces_text(told.document)  # last, for a full disk ends it
+def _nothing_here(typed: list[str], error: UsageError, *, alone: bool) -> _Told:
+    """One rank of several must not end before the others."""
+    from graphprobe.findings import ScriptDocument
+
+    if alone:
+        raise error
+    tell(error)
+    return _told(ScriptDocument(target=" ".join(typed), ended=str(error)), None)
+
+
+def _finished(
+    told: _Told, code: int, typed: list[str], base: Path, result: JsonTo, ranks: Ranks | None, left_s: float
+) -> int:
+    """The exit code, once the verdict is printed: of several ranks by one of them."""
+    from graphprobe.findings import Diagnosis
+
+    left_out, tells = code != told.code, True
+    if ranks is not None:
+        code, tells, words = ranks.settled(code, left_s + RANKS_S)
+        lost = [Diagnosis(verdict="undecided", notes=[ranks.lost])] if ranks.lost else []
+        told = replace(told, name=f"{told.name}{words}", verdict=_WORDS[code], diagnoses=[*lost, *told.diagnoses])
+    if tells and not result.printed:
+        _end(told, typed, base, left_out=left_out)
+    try:
+        result.replaces_text(told.document)  # last, for a full disk ends it
+    finally:
+        if ranks is not None:
+            ranks.leave()
     return code
 
 
 def _json_to(path: str | None) -> JsonTo:
-    to_file = path is not None and path != STDOUT
-    return JsonTo(path, new_file("--json", _of_rank(path)) if path and to_file else None)
+    return JsonTo(path, new_file("--json", _of_rank(path)) if path and path != STDOUT else None)
 
 
 def _calls(text: str | None) -> StepSelection | None:

@@ -38,7 +38,7 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
 
     Exit codes: 0 the values agree, 1 a value differs between ranks, 2 wrong usage, 125 there was nothing to compare.
     Under data parallelism every parameter must agree. Only parameters that are sharded evenly may differ. A shard
-    differs if something that was not recorded changed it on some ranks between two steps of the optimizer.
+    differs if something that other ranks do not call changed it between two steps of the optimizer.
 
     \b
     Examples:
@@ -85,36 +85,55 @@ def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[in
 def _end(shared: list[Shared], index: Path) -> None:
     from graphprobe.report.terminal import print_closing
 
-    differ = sum(value.relation in DIFFER for value in shared)
+    causes, facts = _causes(shared), list[tuple[str, str]]()
     verdict, tone = f"SAME: no value of {len(shared)} differs between ranks", "green"
-    if differ:
-        verdict, tone = f"DIFFERENT: {differ} of {len(shared)} values differ between ranks", "red"
+    if causes:
+        verdict, tone = f"DIFFERENT: {len(causes)} of {len(shared)} values differ between ranks", "red"
+        facts = [("first", _in_words(causes[0])), ("where", causes[0].line)]
     elif not shared:
         verdict, tone = "UNDECIDED: there was nothing to compare", "yellow"
-    print_closing(verdict, follow=["graphprobe", "report", os.path.relpath(index)], style=f"bold {tone}")
+    print_closing(verdict, facts, follow=["graphprobe", "report", os.path.relpath(index)], style=f"bold {tone}")
+
+
+def _causes(shared: list[Shared]) -> list[Shared]:
+    """The values that differ, the first to do so before the others; each once, wherever it is read."""
+    found: dict[str, Shared] = {}
+    for value in sorted(shared, key=lambda value: value.step):
+        if value.relation in DIFFER:
+            found.setdefault(value.name.removesuffix(" (shard)") or value.what, value)
+    return list(found.values())
+
+
+def _in_words(value: Shared) -> str:
+    odd = f" on rank {', '.join(map(str, value.odd))}" if value.odd else ""
+    by = f", changed by {value.written_by or 'something that was not recorded'}" if odd else ""
+    return f"{value.name or value.what}: began at step {value.step}{odd}{by}"
 
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:
     from graphprobe.report.document import counted
 
     echo(f"{len(places)} ranks: {', '.join(places)}")
-    for relation in ("replicated", "sharded", *DIFFER, "undecided"):
-        found = [value for value in shared if value.relation == relation]
+    causes = _causes(shared)
+    accused = {value.name for value in causes}
+    for relation in ("replicated", "sharded", "own_data", "undecided"):
+        found = [value for value in shared if value.relation == relation and value.name not in accused]
         if found:
-            echo(f"{relation.replace('_', ' ')}: {len(found)} values")
-        if relation == "changed_unseen":
-            for value in sorted(found, key=lambda value: value.step)[:20]:
-                odd = f"rank {', '.join(map(str, value.odd))} has not what the step before left; no call shows why"
-                echo(f"  {value.what}, step {value.step}: {odd}")
-        if relation == "differs":
-            first = min((value.step for value in found), default=0)
-            later = [value for value in found if value.step > first]
-            for value in [value for value in found if value.step == first][:20]:
-                groups = " | ".join(",".join(map(str, group)) for group in value.ranks)
-                by = value.written_by or "something that was not recorded"
-                odd = f" on rank {', '.join(map(str, value.odd))}, changed by {by}" if value.odd else ""
-                echo(f"  {value.what}: began at step {value.step}{odd}; ranks that agree: {groups}")
-            if later:
-                echo(f"  {counted(len(later), 'value')} from a later step on, which may follow: {later[0].what}, …")
+            why = (
+                f" from a call that all ranks make: {found[0].name or found[0].what}, …"
+                if relation == "own_data"
+                else ""
+            )
+            echo(f"{relation.replace('_', ' ')}: {counted(len(found), 'value')}{why}")
+    if causes:
+        echo(f"differs: {counted(len(causes), 'value')}")
+    first = [value for value in causes if value.step == causes[0].step]
+    for value in first[:20]:
+        line = f" ({value.line})" if value.line else ""
+        groups = " | ".join(",".join(map(str, group)) for group in value.ranks)
+        echo(f"  {_in_words(value)}{line}; ranks that agree: {groups}")
+    for later in causes[len(first) :][:1]:
+        count = counted(len(causes) - len(first), "value")
+        echo(f"  {count} from a later step on, which may follow: {later.name or later.what}, …")
     if not shared:
         echo("no parameter, buffer or weight that two ranks have: nothing could be compared")
