@@ -4,7 +4,6 @@ import torch
 
 from diagnose.hosts import transformer
 
-
 FEW = 24 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 12
 """So many that Inductor makes vector code, and eager none yet."""
 
