@@ -182,7 +182,7 @@ def test_lines_of_several_ranks(
     assert told.err == f"{lead}now\n"
     monkeypatch.setattr("shutil.which", lambda name: None)
     unfound = command_line(["graphprobe", "diagnose", "t.py"])
-    assert unfound.startswith(f"{shlex.quote(sys.executable)} -m torch.distributed.run --nproc") == (ranks == "2")
+    assert unfound.startswith(f"{shlex.quote(sys.executable)} -m torch.distributed.run --nproc-per-node {ranks} -m ")
 
 
 @pytest.mark.parametrize("own", [{"slow": "canonicalise, /p/slow.py:7"}, {}])
