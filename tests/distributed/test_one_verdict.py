@@ -67,6 +67,7 @@ def test_a_rank_that_died_is_told_and_not_waited_for(tmp_path: Path, code: int, 
     assert ranks.lost.startswith("rank 1 ended") and time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_to_an_end_is_waited_for_up_to_a_limit(tmp_path: Path) -> None:
     ((code, tells, _, lost),) = settled(tmp_path, [0, None], limit_s=0.5)
     assert (code, tells) == (125, True) and lost.startswith("rank 1 ended, or did not come to an end")

@@ -14,6 +14,11 @@ from graphprobe.compare.slots import weight_name
 from graphprobe.errors import UsageError
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
+_Groups = tuple[tuple[int, ...], ...]
+_Left = dict[str, dict[object, str]]
+_Writer = tuple[str, str]
+"""Label of a call, and the line of the program that made it."""
+
 
 class MergedDump:
     """The dumps of several processes as one, see `store.calls.CallDump`."""
@@ -56,12 +61,6 @@ class MergedDump:
     def problems(self) -> tuple[str, ...]:
         """Of all parts, each with its rank."""
         return tuple(f"rank {rank}: {text}" for rank, part in self._parts.items() for text in part.problems())
-
-
-_Groups = tuple[tuple[int, ...], ...]
-_Left = dict[str, dict[object, str]]
-_Writer = tuple[str, str]
-"""Label of a call, and the line of the program that made it."""
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
