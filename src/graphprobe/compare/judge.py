@@ -492,7 +492,7 @@ def is_part(mine: Sequence[int], theirs: Sequence[int], parts: int) -> bool:
 
 
 def with_parts(slots: list[SlotResult], parts: int, ranks: Sequence[Call] = ()) -> list[SlotResult]:
-    """What is a part is told and not accused, and neither is what the same call made of it.
+    """A part is noted, not accused, and neither is the value that the same call made of the part.
 
     ranks: the calls of two ranks, which have shards of their own, and numbers.
     """

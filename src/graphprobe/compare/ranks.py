@@ -94,7 +94,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Held(msgspec.Struct, frozen=True, gc=False):
-    """A held value at one place of one rank: fingerprint, shape, whether it is a shard, and the call that gave it;
+    """A held value at one place of one rank: fingerprint, shape, whether it is a shard, and the call that returned it;
     whether it is a buffer; its name.
 
     stepped: the optimizer has stepped the parameter before.
@@ -174,7 +174,7 @@ def _told(
 def _states(
     dump: CallDump, rank: int, step: int, writers: dict[object, _Writer], made: set[_Writer], left: _Left
 ) -> Iterator[tuple[str, _Held]]:
-    """What is held in a step. Kept up to date: `writers`, by fingerprint the call that gave it last; `made`, all
+    """What is held in a step. Kept up to date: `writers`, by fingerprint the call that returned it last; `made`, all
     calls of the step; `left`, by label what each optimizer made of the parameters last, with their names."""
     given: set[object] = set()
     unwritten: set[object] = set()
@@ -204,7 +204,7 @@ def _states(
                 yield f"{path}.{slot.name}" if named else f"{call.label}.{slot.name}", held
         results = {m: s for s in call.slots if s.role == "output" and (m := fingerprint(s)) is not None}
         given |= results.keys()
-        if is_undefined(call):  # memory that was freed may still hold a value that somebody gave
+        if is_undefined(call):  # memory that was freed may still hold a value that another call returned
             unwritten |= {m for m, s in results.items() if m not in writers and not is_constant(s)}
         elif call.direction == "forward":
             writers.update(dict.fromkeys(results, (call.label, call.source)))

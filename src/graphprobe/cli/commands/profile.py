@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 from functools import partial
@@ -81,6 +82,8 @@ def command(
     from graphprobe.probe import script
     from graphprobe.probe.profile import profile
 
+    # What ends processes, loaded ahead: an import at a signal could wait for a lock.
+    importlib.import_module("graphprobe.engine.forked_child")
     script.check(target)
     running = profile(program=" ".join([target.target if code is None else "-c", *target.arguments]))
     running.start()
