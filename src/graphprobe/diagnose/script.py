@@ -177,7 +177,7 @@ def run_diagnosed(
     try:
         with options.budget.alarm(watcher.ring):
             ended = script.run(program)
-    except ScriptStopped:  # just behind its end
+    except SystemExit:  # just behind its end
         ended = script.Ended(0)
     finally:
         calls.remove()
@@ -216,10 +216,6 @@ def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
     if problem is not None:
         hint = "run it with python first, and mend that"
     return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
-
-
-class ScriptStopped(SystemExit):
-    """Ends a script of which no more is to be diagnosed."""
 
 
 class _Watcher:
@@ -270,7 +266,7 @@ class _Watcher:
                 past.given[threading.get_ident()] = CallBefore(args, kwargs, past.changes)
                 past.graphs = compiled.graphs
         if self.stopped is not None:
-            raise ScriptStopped(0)
+            raise SystemExit(0)
 
     def _is_wanted(self, past: Past, signature: Any) -> bool:
         if self.options.calls is not None:
@@ -293,7 +289,7 @@ class _Watcher:
         if requires_grad(result):
             self._pending[past] = compiled, past.number, *call
         if self.stopped is not None:
-            raise ScriptStopped(0)
+            raise SystemExit(0)
 
     def backward(self, error: Exception | None) -> None:
         """Diagnose the calls whose backward this was, if it raised, or left the first gradients that are not finite."""
@@ -308,7 +304,7 @@ class _Watcher:
             if past.number == number:
                 self._look_again(compiled, past, args, kwargs)
         if self.stopped is not None:
-            raise ScriptStopped(0)
+            raise SystemExit(0)
 
     def _look_again(self, compiled: Compiled, past: Past, args: Any, kwargs: Any) -> None:
         """Diagnose this call with its values, unless it was held against the uncompiled one."""
@@ -332,7 +328,7 @@ class _Watcher:
                 told = RAISED.format(call=past.number, line=raised_from(error).line)
                 self._told(past.name, past, Diagnosis(verdict="undecided", notes=[told]))
         if self.stopped is not None:
-            raise ScriptStopped(0)
+            raise SystemExit(0)
 
     def calls_looked_at(self) -> list[CallsLookedAt]:
         """Of each function, which of its calls were held against the uncompiled one."""
@@ -371,7 +367,7 @@ class _Watcher:
         """No time is left: the script ends here, unless a function is just being diagnosed, which ends by itself."""
         if self._diagnosing != threading.get_ident():
             self.stopped = self.stopped or self.options.budget.told
-            raise ScriptStopped(0)
+            raise SystemExit(0)
 
     def wait(self) -> None:
         """Wait a little for a diagnosis on another thread, for which no time is left either."""
