@@ -48,15 +48,15 @@ from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft
 
 log = logging.getLogger(__name__)
 
-HANG_FACTOR, HANG_LEAST_S = 10.0, 60.0
-"""Once something has not ended: what takes so many times what took longest of what ended, and so long, does not end."""
+HANG_FACTOR, HANG_LEAST_S, LONG_S = 10.0, 60.0, 1.5
+"""Once something has not ended: what takes so many times what took longest of what ended, and so long, does not end.
+What takes the last is no short step, whose end would wait for an import."""
 
 REPEATS = 3
 """Runs of the compiled program that tell how often it fails, where no piece of it does."""
 
 STOOD = re.compile(r" It stood( in .+?)\.$")
 """The place in the words for a step that was ended."""
-
 
 INSIDES: Mapping[RungName, tuple[RungName, ...]] = {"aot": ("aot",), "passes": ("aot", "passes")}
 """Rungs that can be run without a look inside, and what is looked into where they are wrong."""
@@ -197,7 +197,7 @@ class Ladder:
             nonlocal last
             if budget.ended:  # nobody asks where the step was, as where the time is over
                 budget.check()
-            if self._fresh is None:
+            if self._fresh is None and time.monotonic() - self._began > LONG_S:
                 next(self._imports, None)  # while the child is at work
             if time.monotonic() - last >= TOLD_EVERY_S:
                 last = time.monotonic()

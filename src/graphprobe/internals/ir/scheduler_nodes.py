@@ -15,7 +15,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch._inductor import config as inductor_config
-from torch._inductor import dependencies, scheduler
+from torch._inductor import dependencies
 from torch._inductor.utils import get_donated_idxs
 from torch._inductor.virtualized import V
 
@@ -204,6 +204,8 @@ def _node(node: Any, position: dict[str, int], cache: Cache) -> IRNode:
 
 
 def _ranges(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    from torch._inductor import scheduler  # slow to import, and loaded where there is a node
+
     if not isinstance(node, (scheduler.SchedulerNode, scheduler.FusedSchedulerNode)):
         return None
     found = [member.get_ranges() for member in node.get_nodes() if isinstance(member, scheduler.SchedulerNode)]
