@@ -1,11 +1,19 @@
 """Calls of a function of torch in a program that Dynamo made no graph of, each as a graph."""
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch.fx import symbolic_trace
 
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.searches.blame import MOST_CALLS, graphs_of_calls
+from graphprobe.diagnose.rungs import DynamoGraph
+from graphprobe.diagnose.searches import blame
+from graphprobe.diagnose.searches.blame import MOST_CALLS, graphs_of_calls, isolated_suspects
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.values import capture
+from graphprobe.judge.judging import Difference
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -37,3 +45,18 @@ def test_which_calls_are_made_again() -> None:
     failing = Program(lambda x: torch.add(x, 1) + torch.add(x, torch.ones(7)), [((X,), {})])
     one, _ = graphs_of_calls(failing, "torch.add")
     assert torch.equal(one.graph(*one.calls[0].restore()), X + 1), "until the program raises"
+
+
+@pytest.mark.parametrize(("text", "wrong"), [("LoweringException: target: aten.cumsum.default", "cumsum"), ("", "cos")])
+def test_what_the_error_names_is_tried_first(text: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, tried = Difference("crash_compile", 0, "", text), list[list[str]]()
+
+    def search(graph: Any, nodes: list[Any], **how: Any) -> list[tuple[Any, Difference]]:
+        tried.append([node.name for node in nodes])
+        return [(node, wanted) for node in nodes if node.name == wrong]
+
+    monkeypatch.setattr(blame, "_search", search)
+    graph = DynamoGraph(symbolic_trace(lambda x: torch.cumsum(x.sin(), 1).cos()), [capture([X])])
+    compilation = Compilation("inductor", None, Path())
+    assert [one.node.name for one in isolated_suspects(graph, "kernels", compilation, False, wanted)] == [wrong]
+    assert tried == ([["cumsum"]] if text else [[], ["sin", "cumsum", "cos"]])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -53,10 +55,11 @@ def isolated_suspects(
         run = run_graph(graph.graph, [plain_value(v) for v in call.restore()])
         nodes = [n for n in graph.graph.graph.nodes if n.op in CALLS and n.name in run.values and comparable(op_of(n))]
         nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor) and not is_item(n)]
+        words = set(re.findall(r"\w+", wanted.text)) if wanted is not None and wanted.kind in CRASHES else set()
+        named = [node for node in nodes if op_of(node).rpartition(".")[2] in words]  # by torch's error
+        found_in = partial(_search, graph, values=run.values, stage=stage, compilation=compilation, grad=grad)
         seen: set[Node] = set()
-        for node, difference in _search(graph, nodes, run.values, stage, compilation, grad):
-            if wanted is not None and difference.kind in CRASHES and _error(difference) != _error(wanted):
-                continue  # a failure of its own, made by taking the node out of its place
+        for node, difference in _like(wanted, found_in(named)) or _like(wanted, found_in(nodes)):
             if node in seen:
                 continue  # its gradient is wrong because it is
             seen.add(node)
@@ -68,6 +71,11 @@ def isolated_suspects(
                 suspect.named, *suspect.also = [*aten_ops(graph.graph, node, run.values), suspect.op]
             found.append(suspect)
     return found
+
+
+def _like(wanted: Difference | None, found: list[tuple[Node, Difference]]) -> list[tuple[Node, Difference]]:
+    """Without crashes of another kind, made by taking a node out of its place."""
+    return [(n, d) for n, d in found if wanted is None or d.kind not in CRASHES or _error(d) == _error(wanted)]
 
 
 def _error(difference: Difference) -> tuple[str, str]:
@@ -94,11 +102,8 @@ def _search(
     if outcome.died or outcome.raised is not None:
         if len(nodes) > 1:
             return _halves(graph, nodes, values, stage, compilation, grad)
-        kind: Any = "crash_compile"
-        text = outcome.raised.short if outcome.raised is not None else ""
-        if outcome.died:
-            kind = kind_of_death(outcome.signal)
-            text = outcome.end
+        kind: Any = kind_of_death(outcome.signal) if outcome.died else "crash_compile"
+        text = outcome.end if outcome.died else outcome.raised.short if outcome.raised is not None else ""
         return [(nodes[0], Difference(kind, 0, "", text))]
     calls = [read(record) for record in msgspec.convert(outcome.value, list[ObservationRecord])]
     differences = [d for d in compare(reference, calls) if d.certain]

@@ -206,10 +206,8 @@ def _node(node: Any, position: dict[str, int], cache: Cache) -> IRNode:
 def _ranges(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     from torch._inductor import scheduler  # slow to import, and loaded where there is a node
 
-    if not isinstance(node, (scheduler.SchedulerNode, scheduler.FusedSchedulerNode)):
-        return None
     found = [member.get_ranges() for member in node.get_nodes() if isinstance(member, scheduler.SchedulerNode)]
-    if not found:
+    if not found or not isinstance(node, (scheduler.SchedulerNode, scheduler.FusedSchedulerNode)):
         return None
     # A fused kernel loops over what its reduction, or else its first member, loops over.
     loops = next((pair for pair in found if pair[1]), found[0])
