@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from graphprobe.diagnose.dossier.script_proof import prove_by_script
 from graphprobe.diagnose.script_calls import Around, CallBefore
+from graphprobe.findings import Finding
+from graphprobe.probe.script import ScriptTarget
 
 SCRIPT = """\
 import sys
@@ -103,3 +106,60 @@ def test_values_around_a_function_that_change(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(globals(), "COUNT", 6)
     monkeypatch.setitem(globals(), "LEVEL", 2.0)
     assert around.is_other(reading), "another value has changed, too"
+
+
+PATCHED = """\
+import sys
+import torch
+from torch._inductor import decomposition
+
+if sys.argv[1] == "wrong":
+    table = decomposition.decompositions
+    table[torch.ops.aten.logsumexp.default] = lambda x, dim, keepdim=False: x.exp().sum(dim).log()
+    decomposition.fast_random_decomps.cache_clear()
+f = torch.compile(lambda x: torch.logsumexp(x, -1) * 2, backend="aot_eager_decomp_partition")
+for step in range(40):
+    f(torch.full((4, 8), 300.0 if step == 33 else 1.0))
+"""
+"""Wrong only where a table of torch's was changed, which no text of the function says."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("wrong", 1), ("right", 0)])
+def test_what_only_the_script_shows_is_proven_by_the_script(how: str, code: int, diagnosed: Any, run_warm: Any) -> None:
+    done, document = diagnosed("patched.py", how, text=PATCHED, code=code)
+    findings = document["diagnoses"][-1]["findings"]
+    assert [finding["proof"] for finding in findings] == ["program"] * code
+    for finding in findings:
+        assert (finding["op"], finding["kind"]) == ("torch.logsumexp", "nonfinite")
+        assert finding["reason"].endswith("The script, run again, does.") and "in-the-script" in done.out
+        shown = run_warm(str(Path(finding["dossier"]) / "repro.py"))
+        assert shown.code == 1 and "got inf" in shown.out
+
+
+RAISES = """\
+import torch
+
+def backend(graph, inputs):
+    def run(*args):
+        if args[0].numel() == 7:
+            raise ValueError("seven")
+        return graph(*args)
+    return run
+
+f = torch.compile(torch.sin, backend=backend, dynamic=False)
+for size in (3, 7):
+    f(torch.ones(size))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "shown"), [(2, True), (1, False)])
+def test_a_call_of_the_script_that_raises(number: int, shown: bool, tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(RAISES)
+    program = ScriptTarget("script", str(tmp_path / "raises.py"))
+    finding = Finding(kind="extra_exception", stage="backend")
+    assert prove_by_script(tmp_path / "proof", finding, program, number, {}, 120) is shown
+    assert (tmp_path / "proof").exists() is shown
+    if shown:
+        assert "ValueError" in (tmp_path / "proof" / "REPORT.md").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from graphprobe.diagnose.script_calls import (
     signature_of,
 )
 from graphprobe.errors import UsageError, raised_from
-from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep
+from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep, told_more
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
 from graphprobe.probe import environment, script
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
@@ -56,6 +57,7 @@ OTHER_CALL = (
     "for another function with the same text: no guard has kept it from that."
 )
 UNPROVEN = "The script, run again, does not show it."
+PROVEN = "The script, run again, does."
 
 UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
 """Such as in a context manager, or by what took Dynamo's parts before the script began."""
@@ -250,7 +252,7 @@ class _Watcher:
         """Diagnose a call with a new signature; after a crash the script gets the function uncompiled."""
         past = self._past_of(compiled)
         past.numbers[threading.get_ident()] = past.count(1)
-        self._calls += 1
+        past.in_all = self._calls = self._calls + 1
         compiled.uncompiled = compiled.uncompiled or past.uncompiled
         mode = mode_of(compiled.fn, args)
         signature = (mode, signature_of(args, kwargs))
@@ -405,6 +407,8 @@ class _Watcher:
                 return
             self._begin(name)
             diagnosis = self._diagnose(compiled, name, calls)
+            if diagnosis.findings and not any(finding.proof for finding in diagnosis.findings):
+                self._prove(diagnosis.findings[0], past, PROVEN)
             refused = [finding.reason for finding in diagnosis.findings if finding.kind == "unsupported"]
             past.last, past.raises = past.number, diagnosis.raises or "".join(refused[:1])
             if not alone:
@@ -469,7 +473,7 @@ class _Watcher:
             calls = past.so_far.calls if number > 1 else None
             diagnosis = self._diagnose(compiled, name, calls) if calls else None
             if diagnosis is None or diagnosis.verdict != "fault":
-                diagnosis = self._in_the_script(compiled, call, name)
+                diagnosis = self._in_the_script(compiled, past, call, name)
             if diagnosis is None:
                 return
         except NoTimeLeft as spent:
@@ -480,10 +484,10 @@ class _Watcher:
             diagnosis, name = Diagnosis(verdict="undecided", notes=[why]), past.name
         self._told(name, past, diagnosis)
 
-    def _in_the_script(self, compiled: Compiled, call: tuple[Any, Mapping[str, Any]], name: str) -> Diagnosis | None:
+    def _in_the_script(
+        self, compiled: Compiled, past: Past, call: tuple[Any, Mapping[str, Any]], name: str
+    ) -> Diagnosis | None:
         """The diagnosis of a call that goes wrong only with what the script compiled before; None if rounding may."""
-        from graphprobe.diagnose.dossier.script_proof import prove_by_script
-
         began, folder = time.monotonic(), self._folder()
         place = None if folder is None else folder / f"{len(self.diagnoses)}-in-the-script"
         wrong = self.options.wrong_in_place(compiled, call, place)
@@ -491,14 +495,28 @@ class _Watcher:
             return None
         line = name.partition("(")[2].partition(")")[0]
         first = wrong[0]
-        finding = Finding(kind=first.kind, stage="dynamo", source=line or None, worst=first.worst, reason=OTHER_CALL)
-        limit_s, asked = min(STEP_LIMIT_S, self.options.budget.left_s), self.options.overrides()
-        program = self._program
-        shown = program and place and prove_by_script(place, finding, program, self._calls, asked, limit_s)
+        finding = Finding(kind=first.kind, stage="dynamo", source=line or None, worst=first.worst)
+        shown = self._prove(finding, past, OTHER_CALL)
         made = Diagnosis(verdict="fault", findings=[finding]) if shown else Diagnosis(verdict="undecided")
         made.notes += [] if shown else [f"{first.text}. {OTHER_CALL} {UNPROVEN}"]
         made.seconds = round(time.monotonic() - began, 2)
         return made
+
+    def _prove(self, finding: Finding, past: Past, reason: str) -> bool:
+        """Whether the script, run again up to this call, shows the finding; with that reason it is the proof then."""
+        from graphprobe.diagnose.dossier.script_proof import prove_by_script
+
+        folder, limit_s = self._folder(), min(STEP_LIMIT_S, self.options.budget.left_s)
+        if self._program is None or folder is None:
+            return False
+        place, was, kept_in = folder / f"{len(self.diagnoses)}-in-the-script", finding.reason, finding.dossier
+        finding.reason = told_more(was, reason)
+        if not prove_by_script(place, finding, self._program, past.in_all, self.options.overrides(), limit_s):
+            finding.reason = was
+            return False
+        if kept_in is not None:  # which does not show it
+            shutil.rmtree(kept_in, ignore_errors=True)
+        return True
 
     def equal(self) -> list[tuple[str, str]]:
         """Names of functions of which several had equal graphs, and the note on these."""

@@ -219,11 +219,12 @@ class Past:
     number of the call that was diagnosed last. `raises`: why that raises without a fault: uncompiled, too, or torch
     refuses to compile it. `compiled`: what the function was compiled to, each time. `numbers`: of the last call of each
     thread; `given`: that call; `graphs`: how many were compiled before it. `changes`: which leaves of its arguments
-    calls change.
+    calls change. `in_all`: of its last call, the number among all calls of the program.
     """
 
     name: str
     calls: int = 0
+    in_all: int = 0
     looked_at: set[int] = field(default_factory=set)
     not_finite: int | None = None
     gradient_not_finite: int | None = None

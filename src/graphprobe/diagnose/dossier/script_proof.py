@@ -78,7 +78,10 @@ def run(how, place):
             calls += 1
             if calls != NUMBER:
                 return called(*args, **kwargs)
-            value = (model if how == "uncompiled" else called)(*args, **kwargs)
+            try:
+                value = (model if how == "uncompiled" else called)(*args, **kwargs)
+            except Exception as error:
+                value = [type(error).__name__, str(error)[:200]]
             Path(place).write_text(json.dumps(seen([value, args, kwargs])))
             os._exit(0)
 
