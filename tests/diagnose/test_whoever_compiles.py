@@ -34,6 +34,13 @@ class Net(nn.Module):
     def encode(self, x):
         return f(x)
 Net().encode(x)""",
+    "a method, again and again": """\
+class Net(nn.Module):
+    def step(self, x):
+        return f(x)
+net = Net()
+for _ in range(3):
+    torch.compile(net.step, backend=backend)(x)""",
     "compile() of a module": """\
 class Net(nn.Module):
     def forward(self, x):

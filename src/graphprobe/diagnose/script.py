@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -212,8 +211,8 @@ def _undiagnosed(unseen: Mapping[str, int], ended: script.Ended) -> Diagnosis:
 
 
 def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
-    what = f"{path} compiled nothing: "
-    what += f"it gave {compiled} functions to torch.compile and called none" if compiled else "no call of torch.compile"
+    given = f"it gave {compiled} function{'s' * (compiled > 1)} to torch.compile and called none"
+    what = f"{path} compiled nothing: {given if compiled else 'no call of torch.compile'}"
     hint = "for a function that no script compiles: graphprobe diagnose FILE.py:CALLABLE"
     if problem is not None:
         hint = "run it with python first, and mend that"
@@ -344,9 +343,11 @@ class _Watcher:
         on from one to the next, as what Dynamo has compiled for it does."""
         if "past" not in compiled.kept:
             past = Past(name_of(compiled.fn))
-            if inspect.isfunction(compiled.fn):
-                asked = (compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
-                key = compiled.fn if compiled.fn.__closure__ else compiled.fn.__code__  # as Dynamo has it
+            of: Any = getattr(compiled.fn, "__func__", compiled.fn)
+            if inspect.isfunction(of):
+                owner = id(getattr(compiled.fn, "__self__", None))
+                asked = (owner, compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
+                key = of if of.__closure__ else of.__code__  # as Dynamo has it
                 known = self._pasts.setdefault(key, [])
                 past = next((its for what, its in known if what == asked), past)
                 known.append((asked, past))
@@ -509,14 +510,11 @@ class _Watcher:
         folder, limit_s = self._folder(), min(STEP_LIMIT_S, self.options.budget.left_s)
         if self._program is None or folder is None:
             return False
-        place, was, kept_in = folder / f"{len(self.diagnoses)}-in-the-script", finding.reason, finding.dossier
+        place, was, asked = folder / f"{len(self.diagnoses)}-in-the-script", finding.reason, self.options.overrides()
         finding.reason = told_more(was, reason)
-        if not prove_by_script(place, finding, self._program, past.in_all, self.options.overrides(), limit_s):
-            finding.reason = was
-            return False
-        if kept_in is not None:  # which does not show it
-            shutil.rmtree(kept_in, ignore_errors=True)
-        return True
+        shown = prove_by_script(place, finding, self._program, past.in_all, asked, limit_s)
+        finding.reason = finding.reason if shown else was
+        return shown
 
     def equal(self) -> list[tuple[str, str]]:
         """Names of functions of which several had equal graphs, and the note on these."""

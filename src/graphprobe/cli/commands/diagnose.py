@@ -48,12 +48,7 @@ AS_IT_ENDS = "TORCHDYNAMO_DISABLE=1 shows how it ends uncompiled"
 
 _SPELLED = {row.name: row.spelled.partition("/")[0] for row in LIMITS}
 
-_WORDS: dict[int, Literal["healthy", "fault", "undecided"]] = {
-    EXIT_OK: "healthy",
-    EXIT_FOUND: "fault",
-    EXIT_USAGE: "undecided",
-    EXIT_UNDECIDED: "undecided",
-}
+_WORDS: dict[int, Literal["healthy", "fault", "undecided"]] = {EXIT_OK: "healthy", EXIT_FOUND: "fault"}
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,9 @@ def _finished(
     if ranks is not None:
         code, tells, words = ranks.settled(code, left_s + RANKS_S)
         lost = [Diagnosis(verdict="undecided", notes=[ranks.lost])] if ranks.lost else []
-        told = replace(told, name=f"{told.name}{words}", verdict=_WORDS[code], diagnoses=[*lost, *told.diagnoses])
+        told = replace(
+            told, name=f"{told.name}{words}", verdict=_WORDS.get(code, "undecided"), diagnoses=[*lost, *told.diagnoses]
+        )
     if tells and not result.printed:
         _end(told, typed, base, left_out=left_out)
     try:
@@ -260,7 +257,7 @@ def _proofs(ctx: click.Context, words: tuple[str, ...], named: tuple[str, ...]) 
     counts = ", ".join(f"{states.count(state)} {state}" for state in ("wrong", "right", "unsure") if state in states)
     first = str(proofs[0][0])
     follow = ["graphprobe", "issue", first] if code == EXIT_FOUND else ["python", f"{first}/repro.py"]
-    print_closing(f"{_WORDS[code].upper()}: {target}: {counts}", [("proof", first)], follow=follow)
+    print_closing(f"{_WORDS.get(code, 'undecided').upper()}: {target}: {counts}", [("proof", first)], follow=follow)
     return code
 
 
@@ -336,7 +333,8 @@ def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> 
     diagnoses: list[Diagnosis] = [*document.diagnoses]
     verdicts = [diagnosis.verdict for diagnosis in diagnoses]
     healthy = verdicts.count("healthy")
-    counts = [f"{n} {verdict}" for verdict in ("healthy", "fault", "undecided") if (n := verdicts.count(verdict))]
+    found = [(n, word) for word in (*_WORDS.values(), "undecided") if (n := verdicts.count(word))]
+    counts = [f"{n} {word}{'s' * (word == 'fault' and n > 1)}" for n, word in found]
     code = EXIT_OK if healthy == len(verdicts) and problem is None else EXIT_UNDECIDED
     if problem is None and not graphs and all(diagnosis.compiled_nothing for diagnosis in diagnoses):
         code = EXIT_USAGE
@@ -344,7 +342,7 @@ def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> 
     if problem is not None:
         diagnoses.append(Diagnosis(verdict="undecided", notes=[f"{problem}; {AS_IT_ENDS}"]))
     name = f"{document.target}: {', '.join(counts) or 'nothing diagnosed'}"
-    return _Told(code, name, _WORDS[code], diagnoses, document.to_json, document.calls)
+    return _Told(code, name, _WORDS.get(code, "undecided"), diagnoses, document.to_json, document.calls)
 
 
 def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:

@@ -142,6 +142,8 @@ def prove_by_script(
     if code != REPRO_FAILS:
         shutil.rmtree(folder)
         return False
+    if finding.dossier is not None:  # its repro does not show it
+        shutil.rmtree(finding.dossier, ignore_errors=True)
     finding.dossier, finding.proof = str(folder), "program"
     files = {
         SCRIPT: "the program",
