@@ -13,7 +13,7 @@ from graphprobe.diagnose.searches import blame
 from graphprobe.diagnose.searches.blame import MOST_CALLS, graphs_of_calls, isolated_suspects
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.values import capture
-from graphprobe.judge.judging import Difference
+from graphprobe.judge import Difference
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 

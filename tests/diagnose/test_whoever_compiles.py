@@ -1,6 +1,7 @@
 """Whoever asks Dynamo to compile is seen; what could not be diagnosed is listed; what is raised only compiled, too."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,8 @@ def test_every_way_to_compile(form: str, diagnosed: Diagnosed) -> None:
 LIGHTNING = """\
 import sys
 import torch
+sys.path.insert(0, "site-packages")
+import signatures
 from torch import nn
 
 how = sys.argv[1]
@@ -98,7 +101,7 @@ class Lit(nn.Module):
         return loss
 
     def log(self, name, value):
-        vars(self.training_step)
+        signatures.named(self.training_step)
 
 def from_compiled(model):
     lit = model._orig_mod
@@ -114,16 +117,19 @@ print("gradient", lit.net.weight.grad.shape)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("wrong", 1), ("log", 1), ("right", 0)])
-def test_methods_that_lightning_compiles(how: str, code: int, diagnosed: Diagnosed) -> None:
+def test_methods_that_lightning_compiles(how: str, code: int, diagnosed: Diagnosed, tmp_path: Path) -> None:
     """Lightning takes the context of the compiled module; its `log` asks a method for its attributes."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "signatures.py").write_text("def named(method):\n    return vars(method)\n")
     done, document = diagnosed("train.py", how, text=LIGHTNING, code=code)
     found = document["diagnoses"][0]
-    assert found["function"] == "Lit.training_step (train.py:18)" and "gradient torch.Size([1, 4])" in done.out
+    assert found["function"] == "Lit.training_step (train.py:20)" and "gradient torch.Size([1, 4])" in done.out
     if how == "log":
         [finding] = found["findings"]
         assert "InternalTorchDynamoError: AttributeError: 'method' object has no attribute '__dict__'" in done.err
         assert (finding["kind"], finding["stage"], finding["op"]) == ("crash_compile", "dynamo", "vars")
-        assert finding["source"].endswith("train.py:26") and "at train.py:26" in done.err
+        assert finding["source"].endswith("signatures.py:2") and finding["called_from"].endswith("train.py:28")
+        assert "at train.py:28; looking" in done.err
 
 
 OUTSIDE = """\

@@ -12,6 +12,7 @@ import torch
 
 from graphprobe.diagnose.dossier.whole_proof import NUMBERS
 from graphprobe.diagnose.rungs import RungReport
+from graphprobe.engine.naming import short_place
 from graphprobe.errors import Raised
 from graphprobe.findings import BitDifference, Finding, Kind, Latent, Rung, in_words, told_more
 from graphprobe.judge.judging import Difference
@@ -104,8 +105,8 @@ def first_fact(certain: Sequence[Difference], report: RungReport | None = None) 
     what = f"it raises {what}" if raises else f"{first.where}: {what}" if first.where and first.worst is None else what
     others = f"; {more} more differ" if more and not raises else ""
     origin = report.origin if report is not None else None
-    line = origin.source if origin is not None and origin.source else user_line(first.log)
-    at = f", at {os.path.relpath(line)}" if line else ""
+    line = (origin is not None and (origin.called_from or origin.source)) or user_line(first.log)
+    at = f", at {short_place(*line.rsplit(':', 1))}" if line else ""
     return f"compiled, {' '.join(what.split())[:FACT_LENGTH]}{at}{others}"
 
 

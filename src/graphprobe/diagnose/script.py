@@ -272,6 +272,8 @@ class _Watcher:
     def _is_wanted(self, past: Past, signature: Any) -> bool:
         if self.options.calls is not None:
             return past.number in self.options.calls
+        if past.wrong and any(seen[0] == signature[0] for seen in past.seen):
+            return False  # the same fault again, most likely
         return len(past.seen) < MOST_SEQUENCES and signature not in past.seen
 
     def after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -47,7 +47,7 @@ def is_library(place: str) -> bool:
     return place.startswith(TORCH) or LIBRARY.search(place) is not None
 
 
-def short_place(file: str, line: int) -> str:
+def short_place(file: str, line: int | str) -> str:
     """`file:line`, the file relative if it is below here."""
     below = os.path.relpath(file) if os.path.exists(file) else file
     return f"{file if below.startswith('..') else below}:{line}"

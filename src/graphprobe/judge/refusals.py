@@ -6,6 +6,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 
+from graphprobe.engine.naming import is_library
 from graphprobe.errors import Raised
 
 
@@ -56,10 +57,11 @@ REFUSALS = (
 
 
 def user_line(message: str) -> str | None:
-    """`file:line` of the user's code that torch's message ends with; None where it names none."""
+    """`file:line` of the user's innermost code that torch's message ends with, or else a library's; or else None."""
     *_, stack = ["", *re.split(r"from user code:|Found from ?:", message)[1:]]
     found = re.findall(r'File "([^"]+)", line (\d+)', stack)
-    return f"{found[-1][0]}:{found[-1][1]}" if found else None
+    own = [place for place in found if not is_library(place[0])]
+    return ":".join((own or found)[-1]) if found else None
 
 
 def refusal_of(raised: Raised) -> str | None:

@@ -23,6 +23,7 @@ class Accused(msgspec.Struct):
     Attributes:
         op: the op, or what the Python code calls.
         also: what it may be, too, the likeliest first.
+        called_from: the program's line that leads to a source in a library.
     """
 
     op: str
@@ -31,6 +32,7 @@ class Accused(msgspec.Struct):
     module: str | None
     reason: str
     also: list[str] = []
+    called_from: str | None = None
 
 
 def of_python(names: Sequence[Named], ops: Sequence[str], reason: str, node: Node | None) -> Accused | None:

@@ -44,7 +44,7 @@ from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import Recorder, copied, copy_tensor
-from graphprobe.engine.naming import aten_namesakes, op_of
+from graphprobe.engine.naming import aten_namesakes, is_library, op_of
 from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
@@ -262,7 +262,7 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
     """The first answer of the ways to look, each at all calls of the program."""
     aligned = [_Aligned(e.made, [r for r in c.ran if _counts(r, e.made)]) for e, c in calls]
     ways: list[Callable[[], Iterator[Accused | None]]] = [
-        lambda: (of_python(read_names(c.stopped), [], "Dynamo fails where it reads this", None) for _, c in calls),
+        lambda: (_read_last(c.stopped) for _, c in calls),
         lambda: (_numpy(c.ran) for _, c in calls),
         lambda: (_not_raised(e, c) for e, c in calls),
         lambda: (a.other_value() for a in aligned),
@@ -274,6 +274,14 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
     if any(c.stopped and not c.ran for _, c in calls):
         ways = ways[:3]  # Dynamo stopped before there was a graph, in which nothing is missing then
     return next((one for way in ways for one in way() if one is not None), None)
+
+
+def _read_last(places: list[FramePlace]) -> Accused | None:
+    """What Dynamo read when it raised."""
+    found = of_python(read_names(places), [], "Dynamo fails where it reads this", None)
+    if found is not None and is_library(found.source or ""):
+        found.called_from = next((place.source for place in places if not is_library(place.source)), None)
+    return found
 
 
 def _plain(name: str) -> str:
