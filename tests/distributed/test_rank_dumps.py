@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+import graphprobe
 from conftest import Finished
 from graphprobe.cli.main import main
 
@@ -179,3 +181,18 @@ def test_a_shard_of_each_rank_is_no_cause(bits: tuple[str, Path], case: str, kin
     found = json.loads((tmp_path / "out.json").read_text())
     assert {finding["kind"] for finding in found["findings"]} - {"unrecorded_origin"} == kinds
     assert any("shards of each rank" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(0.5, 1), (0.0, 0)])
+def test_a_buffer_of_a_compiled_module(wrong: float, code: int, tmp_path: Path) -> None:
+    """What each rank leaves in its buffers, of its own data, is no difference; what one begins with is."""
+    for rank in range(2):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        net.get_buffer("1.running_mean").add_(wrong * rank)
+        compiled, data = torch.compile(net, backend="eager"), torch.Generator().manual_seed(rank)
+        with graphprobe.dump(tmp_path / str(rank)):
+            for _ in range(2):
+                compiled(torch.randn(5, 3, generator=data))
+    result = run("merge", tmp_path / "0", tmp_path / "1", "--out", tmp_path / "index", code=code)
+    assert ("1.running_mean: began at step 0" in result.output) == bool(code), result.output

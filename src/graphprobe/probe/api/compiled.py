@@ -187,6 +187,9 @@ class CompiledWatch:
                     if module is not None:
                         for name, parameter in module.named_parameters():
                             call.add_tensor(f"parameter.{name}", "parameter", parameter)
+                        for name, buffer in module.named_buffers():
+                            call.add_tensor(f"buffer.{name}", "buffer", buffer)
+                            call.doubt(f"buffer.{name}")
             return call
         except Exception as error:
             session.fail("compiled code", error)
