@@ -49,8 +49,7 @@ from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft
 log = logging.getLogger(__name__)
 
 HANG_FACTOR, HANG_LEAST_S, LONG_S = 10.0, 60.0, 1.5
-"""Once something has not ended: what takes so many times what took longest of what ended, and so long, does not end.
-What takes the last is no short step, whose end would wait for an import."""
+"""What takes so many times the longest step that ended, and so long, does not end; a step is long after LONG_S."""
 
 REPEATS = 3
 """Runs of the compiled program that tell how often it fails, where no piece of it does."""
@@ -296,7 +295,8 @@ class Ladder:
             what, text = "whether rounding explains what differs", notes.UNJUDGED
             if self._spare and explained(self.reference, calls, self._on_program, self._judge):
                 return []
-            self._measure_noise(self.reference)
+            if any(call.raised is None for call in calls):  # where all raise, there are no numbers to judge
+                self._measure_noise(self.reference)
             self._name = rung
             if not self.room.fits("judging", "whether rounding explains what differs is not known"):
                 return notes.unsure_of_numbers([])
