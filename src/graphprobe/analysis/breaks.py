@@ -321,7 +321,6 @@ def _names(part: Part, line: BreakLine, function: str, pattern: str, groups: Map
         "class": "a tensor",
         "line": line.named or "the line",
         "layer": "on this line",
-        "exception": "that is raised here",
         "call": call,
         "method": call.partition("(")[0],
         "owner": owner or "the tensor",
