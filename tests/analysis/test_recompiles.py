@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from graphprobe.analysis.recompile_facts import FailedGuard, Recompile, check_from_text, guard_code, readable, root_name
-from graphprobe.analysis.recompile_remedies import REMEDIES
+from graphprobe.analysis.recompile_rules import RULES
 from graphprobe.analysis.recompiles import function_name, report_from_facts, short_name
 
 REQUIRES, KEYS = "tensor 'x' requires_grad mismatch", "tensor 'x' dispatch key set mismatch"
@@ -40,7 +40,7 @@ def test_texts(text: str, kind: str, source: str, dim: int | None, expected: str
     check = check_from_text(text)
     assert (check.kind, check.source, check.dim) == (kind, source, dim)
     assert (check.expected, check.actual) == (expected, actual)
-    assert kind in REMEDIES
+    assert kind in RULES
 
 
 def test_names() -> None:
