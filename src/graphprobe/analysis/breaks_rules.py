@@ -36,13 +36,12 @@ SHAPES = r"Dynamic shape operator.*"
 COPY = r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*"
 AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\(|\b(?P<compared>allclose|equal)\("
 
-CONSEQUENCES: tuple[tuple[str, str], ...] = (
-    (r"graph break in loop", "the break is inside a loop"),
-    (
-        r"Graph break under GenericContextWrappingVariable",
-        "the break is inside a `with` that Dynamo cannot leave and enter again",
+CONSEQUENCES = {
+    "graph break in loop": "the break is inside a loop",
+    "Graph break under GenericContextWrappingVariable": (
+        "the break is inside a `with` that Dynamo cannot leave and enter again"
     ),
-)
+}
 """Why torch could not go on behind the break, by its name of the second break."""
 
 

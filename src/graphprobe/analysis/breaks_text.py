@@ -91,8 +91,8 @@ class BreakLine:
         self._statement = _parsed(statement or self.source)
         self._code: ast.expr | None = None
         self._parents = {child: node for node in self._nodes() for child in ast.iter_child_nodes(node)}
-        expressions = (node for node in self._nodes() if isinstance(node, ast.expr) and code)
-        self._code = next((node for node in expressions if _is_written(node, code)), None)
+        named = (node for node in self._nodes() if isinstance(node, ast.expr) and not isinstance(node, ast.Constant))
+        self._code = next((node for node in named if code and ast.unparse(node) == code), None)
 
     @property
     def code(self) -> str:
@@ -313,14 +313,9 @@ def _is_conversion(call: ast.Call) -> bool:
     return ast.unparse(call.func) in CONVERSIONS and len(call.args) == 1
 
 
-def _is_written(node: ast.expr, code: str) -> bool:
-    return not isinstance(node, ast.Constant) and ast.unparse(node) == code
-
-
 def _operand(node: ast.expr) -> str:
     """As it must be written in front of a dot or an index."""
-    text = ast.unparse(ast.Attribute(node, "_"))
-    return text.removesuffix("._")
+    return ast.unparse(ast.Attribute(node, "_")).removesuffix("._")
 
 
 def _without_none_checks(test: ast.expr) -> ast.expr:

@@ -33,6 +33,7 @@ MODES = frozenset(
 )
 """Kinds that are about the process, or the backend, and not about the call."""
 
+ACCUMULATED = "accumulated_recompile_limit"
 ANY = "any"
 _MADE_DYNAMIC = frozenset({"size-changed", "int-changed", "float-changed"})
 
@@ -77,13 +78,16 @@ class Cause(msgspec.Struct, frozen=True):
         kind: slug; more precise than the check's, with what is known of the function.
         check: the guard, read.
         guard: as it was noted; None when torch gave none.
-        values: what was expected and what came.
     """
 
     kind: str
     check: ReadGuard
     guard: FailedGuard | None
-    values: tuple[str, ...]
+
+    @property
+    def values(self) -> list[str]:
+        """What was expected and what came."""
+        return [value for value in (self.check.expected, self.check.actual) if value is not None]
 
 
 def causes_of(fact: Recompile, versions: Versions) -> list[Cause]:
@@ -96,7 +100,7 @@ def causes_of(fact: Recompile, versions: Versions) -> list[Cause]:
     """
     read = [(guard, _learnt(_completed(check_from_text(guard.text), guard), guard, versions)) for guard in fact.guards]
     if not read:
-        return [Cause("unexplained", ReadGuard("unexplained"), None, ())]
+        return [Cause("unexplained", ReadGuard("unexplained"), None)]
     nearest = _nearest(read, fact)
     fresh = [(guard, check) for guard, check in nearest if _is_new(check, nearest, versions)]
     versions.add(fact, [check for _, check in read])
@@ -201,8 +205,7 @@ def _cause(guard: FailedGuard, check: ReadGuard, fact: Recompile) -> Cause:
     if check.kind == "alias-changed" and guard.actual not in (None, "Tensor"):
         # Two objects that are no tensors: the first is compared with the second by identity.
         check = ReadGuard("object-changed", check.source.partition(" and ")[0], actual=guard.actual)
-    values = tuple(value for value in (check.expected, check.actual) if value is not None)
-    return Cause(_kind(check, guard, fact), check, guard, values)
+    return Cause(_kind(check, guard, fact), check, guard)
 
 
 def _kind(check: ReadGuard, guard: FailedGuard, fact: Recompile) -> str:
@@ -319,18 +322,20 @@ def report_from_facts(
     facts = list(facts)
     versions: dict[object, Versions] = {}  # of each code, which models of several names may share
     grouped: dict[tuple[object, ...], list[tuple[Recompile, Cause]]] = {}
+    limits: dict[tuple[object, ...], Group] = {}
     for fact in facts:
+        if fact.limit_hit is not None:
+            limits.setdefault((*_function_key(fact), fact.limit_hit), _group([(fact, _limit(fact))]))
         for key, cause in keyed_causes(fact, versions):
             grouped.setdefault(key, []).append((fact, cause))
     groups = sorted((_group(members) for members in grouped.values()), key=lambda group: -group.count)
     functions = _functions(facts)
-    limits = [_limit_group(fact) for fact in _first_limits(facts)]
     return RecompileReport(
         guard_failures=len(facts),
         recompilations=sum(function.recompilations for function in functions),
         allowed=allowed,
         functions=functions,
-        groups=[*limits, *groups],
+        groups=[*limits.values(), *groups],
         complete=complete,
         notes=list(notes),
     )
@@ -382,7 +387,7 @@ def _group(members: list[tuple[Recompile, Cause]]) -> Group:
         count=len(members),
         compile_ids=[member.compile_id for member, _ in members if member.compile_id is not None],
         callers=list(dict.fromkeys(member.caller for member, _ in members if member.caller is not None))[:MAX_CALLERS],
-        torch_says="" if (guard := first.guard or next(iter(fact.guards), None)) is None else guard.text,
+        torch_says="" if first.guard is None else first.guard.text,
     )
 
 
@@ -404,6 +409,7 @@ def _names(fact: Recompile, cause: Cause, name: str, values: list[str], where: C
         "attribute": attribute,
         "classes": ", ".join(map(short_name, values)),
         "of_limit": "" if fact.limit is None else f" of {fact.limit}",
+        "versions": str(fact.all_versions if name == ACCUMULATED else fact.versions),
         "where": function if where is None else f"line {where.line} of {os.path.basename(where.file)}",
         "function": function,
     }
@@ -452,35 +458,11 @@ def _functions(facts: Sequence[Recompile]) -> list[Function]:
     return sorted(found.values(), key=lambda function: -function.recompilations)
 
 
-def _first_limits(facts: Sequence[Recompile]) -> list[Recompile]:
-    firsts: dict[tuple[object, ...], Recompile] = {}
-    for fact in facts:
-        if fact.limit_hit is not None:
-            firsts.setdefault((*_function_key(fact), fact.limit_hit), fact)
-    return list(firsts.values())
-
-
-def _limit_group(fact: Recompile) -> Group:
-    accumulated = fact.limit_hit == "accumulated_recompile_limit"
-    limit = fact.accumulated_limit if accumulated else fact.limit
-    versions = fact.all_versions if accumulated else fact.versions
-    values = [] if limit is None else [str(limit)]
-    names = {"function": function_name(fact.function), "versions": str(versions), "name": str(fact.limit_hit)}
-    cause, remedies = RULES["limit-reached"].told(names | {"values": str(limit)}, set())
-    return Group(
-        kind="limit-reached",
-        function=fact.function,
-        file=fact.file,
-        line=fact.line,
-        where=CodeLine(fact.file, fact.line, fact.function),
-        name=str(fact.limit_hit),
-        values=values,
-        cause=cause,
-        remedies=remedies,
-        count=1,
-        compile_ids=[] if fact.compile_id is None else [fact.compile_id],
-        callers=[] if fact.caller is None else [fact.caller],
-    )
+def _limit(fact: Recompile) -> Cause:
+    """The limit that the call ran into."""
+    limit = fact.accumulated_limit if fact.limit_hit == ACCUMULATED else fact.limit
+    check = ReadGuard("limit-reached", str(fact.limit_hit), actual=None if limit is None else str(limit))
+    return Cause(check.kind, check, FailedGuard("", "", CodeLine(fact.file, fact.line, fact.function)))
 
 
 def report_from_run(run: Run, *, allowed: int = 0) -> RecompileReport:
