@@ -11,7 +11,7 @@ import pytest
 from analysis.test_timing import compiled, profile_of
 from cli.calling import record
 from conftest import ROOT, Finished
-from graphprobe.analysis.timing_records import write_profile
+from graphprobe.analysis.timing import write_profile
 from report.samples import fault
 
 CPU_LIMIT_S = 0.3

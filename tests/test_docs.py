@@ -22,7 +22,7 @@ import graphprobe
 from cli.calling import command_of
 from conftest import RANDOM, ROOT, module_at
 from doc_session import Step, blocks_of, matches, run_step, steps_of
-from graphprobe.analysis import timing, timing_records
+from graphprobe.analysis import timing
 from graphprobe.cli.commands.demo import PLANTED
 from graphprobe.cli.main import COMMANDS, main
 from warm.pool import Warm
@@ -178,7 +178,7 @@ def test_every_field_of_a_profile_is_described() -> None:
     text = (DOCS / "formats" / "profile.md").read_text(encoding="utf-8")
     names = "Profile Span Compile CacheEvent TimingSummary Row FunctionRow CacheRow TimingDiff TimingChange"
     for name in names.split():
-        for field in msgspec.structs.fields(getattr(timing_records, name, None) or getattr(timing, name)):
+        for field in msgspec.structs.fields(getattr(timing, name)):
             assert f"`{field.encode_name}`" in text, f"{name}.{field.name}"
 
 

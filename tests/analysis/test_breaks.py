@@ -11,8 +11,7 @@ from graphprobe.analysis.breaks import fill, judge, report_from_facts, user_fram
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines, line_from_fact
 from graphprobe.analysis.breaks_rules import RULES
 from graphprobe.analysis.breaks_text import BreakLine, Part, as_mask, parts_of, plain_name
-from graphprobe.analysis.log_lines import at_least, records_from_text, text_records
-from graphprobe.analysis.steps import StepReport, report_from_records
+from graphprobe.analysis.steps import StepReport, at_least, records_from_text, report_from_records, text_records
 
 ITEM = """Unsupported Tensor.item() call with capture_scalar_outputs=False
   Explanation: Dynamo does not support tracing `Tensor.item()`

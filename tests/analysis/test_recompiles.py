@@ -1,10 +1,23 @@
 """torch's words, read; the cause among several failed guards; the report of no recompilations. Without torch."""
 
+import itertools
+import string
+
 import msgspec
 import pytest
 
-from graphprobe.analysis.recompile_facts import FailedGuard, Recompile, check_from_text, guard_code, readable, root_name
-from graphprobe.analysis.recompile_remedies import REMEDIES
+from graphprobe.analysis import recompiles
+from graphprobe.analysis.recompile_facts import (
+    GUARDS,
+    FailedGuard,
+    ReadGuard,
+    Recompile,
+    check_from_text,
+    guard_code,
+    readable,
+    root_name,
+)
+from graphprobe.analysis.recompile_rules import RULES
 from graphprobe.analysis.recompiles import function_name, report_from_facts, short_name
 
 REQUIRES, KEYS = "tensor 'x' requires_grad mismatch", "tensor 'x' dispatch key set mismatch"
@@ -40,7 +53,17 @@ def test_texts(text: str, kind: str, source: str, dim: int | None, expected: str
     check = check_from_text(text)
     assert (check.kind, check.source, check.dim) == (kind, source, dim)
     assert (check.expected, check.actual) == (expected, actual)
-    assert kind in REMEDIES
+    assert kind in RULES
+
+
+def test_rules_are_whole() -> None:
+    """Each sentence names only what there is, and each kind that is read has a row."""
+    cause = recompiles.Cause("other", ReadGuard("other"), None)
+    names = set(recompiles._names(Recompile(function="f", file="a.py", line=1), cause, "", [], None))
+    for rule in RULES.values():
+        for text in (rule.cause, *rule.remedies, *itertools.chain(*rule.other.values())):
+            assert {name for _, name, _, _ in string.Formatter().parse(text) if name is not None} <= names, text
+    assert {rule.kind for rule in GUARDS} - {"size-bounds"} <= set(RULES)
 
 
 def test_names() -> None:

@@ -7,8 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from graphprobe.analysis.timing import compare_profiles, self_times, summary_of
-from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, read_profile, write_profile
+from graphprobe.analysis.timing import (
+    CacheEvent,
+    Compile,
+    Profile,
+    Span,
+    compare_profiles,
+    read_profile,
+    self_times,
+    summary_of,
+    write_profile,
+)
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
 from graphprobe.report import diff_lines, profile_lines

@@ -19,7 +19,7 @@ from analysis.test_timing import compiled, profile_of
 from cli.calling import Python, call, command_of, record
 from cli.test_replay import record as record_frame
 from conftest import ROOT
-from graphprobe.analysis.timing_records import write_profile
+from graphprobe.analysis.timing import write_profile
 from graphprobe.cli import main as main_module
 from graphprobe.cli.commands import demo
 from graphprobe.errors import Interrupted

@@ -12,8 +12,7 @@ from click.testing import Result
 from analysis.test_timing import check_trace, compiled, profile_of
 from cli.calling import Python, call
 from conftest import ROOT
-from graphprobe.analysis.timing import GLOSSES
-from graphprobe.analysis.timing_records import read_profile, write_profile
+from graphprobe.analysis.timing import GLOSSES, read_profile, write_profile
 
 PAGE = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
 SCRIPT, BLOCK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

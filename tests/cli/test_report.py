@@ -11,7 +11,7 @@ from click.testing import Result
 
 import graphprobe
 from cli.calling import call
-from graphprobe.analysis.timing_records import Profile, Span, write_profile
+from graphprobe.analysis.timing import Profile, Span, write_profile
 from graphprobe.report import kind_of
 from report.samples import MadeRun, fault, healthy
 

@@ -20,7 +20,7 @@ import graphprobe
 from cli.calling import Python, call
 from compare import pairs
 from conftest import ROOT
-from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
+from graphprobe.analysis.timing import CacheEvent, Compile, Profile, Span, write_profile
 from graphprobe.records import Manifest, Where
 from graphprobe.store import RunWriter, WrittenFile, layout
 from store.dump_helpers import OP, PLACE, new_writer, value

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from compare import pairs
 from conftest import ROOT
-from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
+from graphprobe.analysis.timing import CacheEvent, Compile, Profile, Span, write_profile
 from graphprobe.cli.main import main
 from graphprobe.records import GraphArgument, GraphRuns, GraphsLine, NodeLine, NodeSource, NodeTarget, NodeValue
 from graphprobe.store import layout

@@ -15,8 +15,7 @@ import torch._inductor.config
 
 import graphprobe
 from analysis.test_timing import check_trace
-from graphprobe.analysis.timing import FRAMES, compare_profiles, enclosing
-from graphprobe.analysis.timing_records import read_profile
+from graphprobe.analysis.timing import FRAMES, compare_profiles, enclosing, read_profile
 from graphprobe.probe.profile import profile
 
 NAME = "post_grad_passes.post_grad_custom_post_pass"

@@ -13,7 +13,7 @@ import torch
 
 import graphprobe
 from conftest import ROOT
-from graphprobe.analysis.recompile_remedies import REMEDIES
+from graphprobe.analysis.recompile_rules import RULES
 from graphprobe.errors import UsageError
 from graphprobe.internals.bus import Patch
 from graphprobe.internals.dynamo import recompile_taps as taps
@@ -57,7 +57,7 @@ def test_repaired(name: str) -> None:
 
 
 def test_every_kind_is_planted() -> None:
-    assert {case.kind for case in CASES.values()} == set(REMEDIES) - NEVER_PLANTED
+    assert {case.kind for case in CASES.values()} == set(RULES) - NEVER_PLANTED
     assert len([case for case in CASES.values() if case.name]) > 25, "a line is looked for"
 
 
@@ -277,4 +277,4 @@ def test_the_blocks(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_kind_is_on_the_page() -> None:
     table = PAGE.partition("## Kinds")[2].partition("## What")[0]
-    assert set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", table)) == set(REMEDIES)
+    assert set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", table)) == set(RULES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.analysis.timing_records import write_profile
+from graphprobe.analysis.timing import write_profile
 from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 from graphprobe.records import Where
 from graphprobe.report.document import DocumentVerdict, Section

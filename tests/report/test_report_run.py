@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 import graphprobe
-from graphprobe.analysis.timing_records import Compile, Profile, Span
+from graphprobe.analysis.timing import Compile, Profile, Span
 from graphprobe.cli.main import main
 from graphprobe.records import Where
 from graphprobe.report.html import flame, sections_run

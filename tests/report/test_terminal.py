@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from graphprobe.analysis.timing_records import Profile, Span
+from graphprobe.analysis.timing import Profile, Span
 from graphprobe.records import Where
 from graphprobe.report import profile_text
 from graphprobe.report.terminal import command_line, json_from_run, print_closing, print_diff, print_lines, print_run

@@ -191,7 +191,7 @@ def report_from_facts(
     for key, row in rows.items():
         if row.outcome == "continued" and (row.file, row.line) in left_behind:
             rows[key] = msgspec.structs.replace(row, outcome="rest")
-    ordered = sorted(rows.values(), key=_order)
+    ordered = sorted(rows.values(), key=lambda row: (row.inside is not None, -OUTCOMES.index(row.outcome), -row.count))
     return BreakReport(graphs=list(graphs), breaks=ordered, uncompiled=list(frames.values()))
 
 
@@ -218,10 +218,6 @@ def _error_text(fact: BreakFact) -> str:
     return textwrap.shorten(fact.reason.partition("\n\n")[0], MAX_CHARACTERS, placeholder=" …")
 
 
-def _order(row: GraphBreak) -> tuple[bool, int, int]:
-    return (row.inside is not None, -OUTCOMES.index(row.outcome), -row.count)
-
-
 def judge(fact: BreakFact, *, gave_up: bool = False) -> GraphBreak:
     """Kind, cause and remedy of one break. `gave_up`: torch left the whole function uncompiled."""
     parts = [Part(f"{FAILED} {_error_text(fact)}")] if fact.died else parts_of(fact.reason)
@@ -229,10 +225,8 @@ def judge(fact: BreakFact, *, gave_up: bool = False) -> GraphBreak:
     function = plain_name(fact.function or place.function)
     kind, cause, remedy = _judged(parts[0], place, plain_name(place.function), fact.stack)
     outcome: Outcome = "rest" if REST in fact.handling else "continued"
-    if fact.died:
-        outcome = "died"
-    elif fact.raised or gave_up:
-        outcome = "raised" if fact.raised else "function"
+    happened: dict[Outcome, bool] = {"died": fact.died, "raised": fact.raised, "function": gave_up}
+    outcome = next((name for name, is_so in happened.items() if is_so), outcome)
     return GraphBreak(
         kind=kind,
         cause=cause,
@@ -284,12 +278,11 @@ def _uncompiled(fact: UncompiledFact) -> UncompiledFunction:
 
 def _judged(part: Part, place: UserFrame | None, function: str, stack: Sequence[UserFrame]) -> tuple[str, str, str]:
     line = BreakLine("") if place is None else BreakLine(place.source, place.statement, place.code)
-    form = line.form
     use = "conversion" if function in CONVERTING else line.use
     inner = "".join(f"\nin {frame.function}" for frame in stack if frame.inside is not None)
     text = f"{part.explanation}\n{part.context}{inner}"
     for rule in RULES:
-        groups = rule.match(part.title, text, form, line.code, use)
+        groups = rule.match(part.title, text, line.form, line.code, use)
         if groups is not None:
             names = _names(part, line, function, rule.source, groups)
             return rule.kind, fill(rule.cause, names), fill(rule.remedy, names)
@@ -321,7 +314,6 @@ def _names(part: Part, line: BreakLine, function: str, pattern: str, groups: Map
         "class": "a tensor",
         "line": line.named or "the line",
         "layer": "on this line",
-        "exception": "that is raised here",
         "call": call,
         "method": call.partition("(")[0],
         "owner": owner or "the tensor",
@@ -342,11 +334,8 @@ def fill(sentence: str, names: Mapping[str, str]) -> str:
 
 
 def _consequence(followed: Sequence[Part]) -> str:
-    for part in followed:
-        for title, sentence in CONSEQUENCES:
-            if re.fullmatch(title, part.title):
-                return sentence
-    return followed[-1].title if followed else ""
+    known = (CONSEQUENCES[part.title] for part in followed if part.title in CONSEQUENCES)
+    return next(known, followed[-1].title if followed else "")
 
 
 def _merged(first: GraphBreak, other: GraphBreak) -> GraphBreak:
@@ -378,12 +367,12 @@ def report_from_run(run: Run) -> tuple[BreakReport, list[str]]:
     if state is None or state.startswith("missing"):
         notes.append("graph breaks and functions left uncompiled were not recorded")
     else:
+        data = b""
         try:
             data = read_file(run.tool_dir / layout.BREAKS)
         except FileNotFoundError:
-            data = b""
+            pass  # nothing broke
         except OSError as error:
-            data = b""
             notes.append(f"{layout.BREAKS} cannot be read: {error.strerror}")
         breaks, uncompiled, unread = facts_from_lines(data)
         if unread:

@@ -7,22 +7,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-IDENTITY = "the identity (`id`, `hash`, `is`, `data_ptr`) of something that only exists while tracing is used"
-
 OUTSIDE = (
     "call `{call}` outside the compiled function: before it, with the result as an argument, or behind it, on what it "
     "returns"
 )
-
-JUMP = r"Data-dependent branching.*|Data-dependent assertion.*"
-SKIPPED = r"Attempted to (call|inline) function marked as skipped.*"
-BUILTIN = r"Failed to trace builtin operator"
-SCALAR = r"Unsupported Tensor\.item\(\) call.*|Data dependent operator"
-SHAPES = r"Dynamic shape operator.*"
-AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\(|\b(?P<compared>allclose|equal)\("
-ASKS_SIZE = r"\blen\(|\.(?:shape|ndim)\b|\.(?:size|numel)\("
-IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
-
 CHOOSE = (
     "compute both ways and choose: `torch.where({choice}, a, b)`; or `torch.cond({choice}, true_fn, false_fn, (…,))`"
 )
@@ -30,14 +18,30 @@ LOOP = (
     "use `torch.while_loop(cond_fn, body_fn, (…,))` with `{choice}` returned by cond_fn; or keep the loop outside and "
     "compile its body"
 )
-
-CONSEQUENCES: tuple[tuple[str, str], ...] = (
-    (r"graph break in loop", "the break is inside a loop"),
-    (
-        r"Graph break under GenericContextWrappingVariable",
-        "the break is inside a `with` that Dynamo cannot leave and enter again",
-    ),
+ANY_SHAPE = "set `torch._dynamo.config.capture_dynamic_output_shape_ops = True`"
+ANY_NUMBER = "set `torch._dynamo.config.capture_scalar_outputs = True`"
+IS_COMPILING = "`if not torch.compiler.is_compiling():` in front of it leaves it out of compiled code"
+VALUES = "depends on the values of a tensor"
+WHICH_WAY = "which way the program goes, `{condition}`, depends on "
+IDENTITY = (
+    "the identity (`id`, `hash`, `is`, `data_ptr`) of something that only exists while tracing is used",
+    "compare values instead, or work it out outside the compiled function",
 )
+
+JUMP = r"Data-dependent branching.*|Data-dependent assertion.*"
+SKIPPED = r"Attempted to (call|inline) function marked as skipped.*"
+BUILTIN = r"Failed to trace builtin operator"
+SCALAR = r"Unsupported Tensor\.item\(\) call.*|Data dependent operator"
+SHAPES = r"Dynamic shape operator.*"
+COPY = r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*"
+AS_NUMBER = r"\.(?P<name>item)\(|\b(?P<function_>float|int|bool|complex)\(|\b(?P<compared>allclose|equal)\("
+
+CONSEQUENCES = {
+    "graph break in loop": "the break is inside a loop",
+    "Graph break under GenericContextWrappingVariable": (
+        "the break is inside a `with` that Dynamo cannot leave and enter again"
+    ),
+}
 """Why torch could not go on behind the break, by its name of the second break."""
 
 
@@ -52,7 +56,7 @@ class BreakRule(msgspec.Struct, frozen=True):
         text: pattern that is looked for in explanation and context; its named groups can be used in the sentences.
         names: pattern whose named groups can be used too, where it is found there.
         form: classes of `ast` of the line's statement; empty for any.
-        use: what the value is for, as `Line.use` says, or `conversion` in a method such as `__bool__`; empty for any.
+        use: what the value is for, as `BreakLine.use` says, or `conversion` in a method such as `__bool__`.
         source: pattern that is looked for in the expression, or in the line where that is not known.
 
     In the sentences stand, in braces, names of the user's line: `condition`, `choice` (the same as a tensor), `call`
@@ -68,507 +72,203 @@ class BreakRule(msgspec.Struct, frozen=True):
     text: str = ""
     names: str = ""
     form: tuple[str, ...] = ()
-    use: tuple[str, ...] = ()
+    use: str = ""
     source: str = ""
 
     def match(self, title: str, text: str, form: str, source: str, use: str = "") -> Mapping[str, str] | None:
         """The named groups, or None where the rule does not apply."""
-        if not re.fullmatch(self.title, title, re.DOTALL) or (self.form and form not in self.form):
+        if (self.form and form not in self.form) or (self.use and use != self.use):
             return None
-        if self.use and use not in self.use:
+        if not re.fullmatch(self.title, title, re.DOTALL) or (self.source and not re.search(self.source, source)):
             return None
-        if self.source and not re.search(self.source, source):
-            return None
-        found = re.search(self.text, text)
+        found, more = re.search(self.text, text), re.search(self.names, text)
         if found is None:
             return None
-        more = re.search(self.names, text) if self.names else None
         groups = found.groupdict() | (more.groupdict() if more is not None else {})
         return {name: value for name, value in groups.items() if value}
 
 
+# fmt: off
 RULES: tuple[BreakRule, ...] = (
-    BreakRule(
-        "dynamo-error",
-        r"Dynamo failed with (?!BackendCompilerFailed).*",
-        "{title}",
+    BreakRule("dynamo-error", r"Dynamo failed with (?!BackendCompilerFailed).*", "{title}",
         "take what is on this line out of compiled code: into a function with `@torch.compiler.disable`, or outside; "
-        "and report it to PyTorch",
-    ),
-    # -- the program asks a tensor for its values ---------------------------------------------------------------------
-    BreakRule(
-        "data-dependent-assert",
-        JUMP + r"|assert with non-string message",
-        "the assertion `{condition}` depends on the values of a tensor, and its message is computed",
+        "and report it to PyTorch"),
+    # -- the program asks a tensor for its values
+    BreakRule("data-dependent-assert", JUMP + "|assert with non-string message",
+        "the assertion `{condition}` " + VALUES + ", and its message is computed",
         'make the message a plain string: `assert {condition}, "…"`; or use `torch._assert_async({choice})`',
-        form=("Assert",),
-    ),
-    BreakRule(
-        "data-dependent-loop",
-        JUMP,
-        "how often the loop runs, `{condition}`, depends on the values of a tensor",
-        LOOP,
-        form=("While", "For"),
-    ),
-    BreakRule(
-        "data-dependent-branch",
-        JUMP,
-        "which way the program goes, `{condition}`, depends on a size that the values of a tensor decide",
+        form=("Assert",)),
+    BreakRule("data-dependent-loop", JUMP, "how often the loop runs, `{condition}`, " + VALUES, LOOP,
+        form=("While", "For")),
+    BreakRule("data-dependent-branch", JUMP, WHICH_WAY + "a size that the values of a tensor decide",
         "ask for no size: compute with every row, and multiply with the mask (of experts: with their weight, 0 where "
         "none is chosen)",
-        source=ASKS_SIZE,
-    ),
-    BreakRule(
-        "data-dependent-branch",
-        JUMP,
-        "which way the program goes, `{condition}`, depends on the values of a tensor",
-        CHOOSE,
-    ),
-    BreakRule(
-        "random",
-        SCALAR + "|.*numpy.*random.*|random.Random.*|" + SKIPPED + "|Unsupported method call",
+        source=r"\blen\(|\.(?:shape|ndim)\b|\.(?:size|numel)\("),
+    BreakRule("data-dependent-branch", JUMP, WHICH_WAY + "the values of a tensor", CHOOSE),
+    BreakRule("random", SCALAR + "|.*numpy.*random.*|random.Random.*|" + SKIPPED + "|Unsupported method call",
         "`{call}` draws a random number that is not torch's",
         "draw it with torch, `torch.rand(())`, which can be part of the graph; or " + OUTSIDE,
-        source=r"\b(?P<name>(?:np|numpy)\.random\.\w+|random\.\w+)\(",
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR,
-        "how often the loop runs depends on a value of a tensor, `{call}`",
+        source=r"\b(?P<name>(?:np|numpy)\.random\.\w+|random\.\w+)\("),
+    BreakRule("tensor-item", SCALAR, "how often the loop runs depends on a value of a tensor, `{call}`",
         "pass that number in as an argument that is an int, or keep the loop outside and compile its body",
-        use=("count",),
-        source=AS_NUMBER,
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR,
-        "a size depends on the value of a tensor, `{number}`",
+        use="count", source=AS_NUMBER),
+    BreakRule("tensor-item", SCALAR, "a size depends on the value of a tensor, `{number}`",
         "pass that number in as an argument that is an int; or keep the size, and put zeros with `torch.where` where "
         "nothing is to be",
-        use=("size",),
-        source=AS_NUMBER,
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR,
-        "`{indexed}` needs the value of a tensor as an index",
+        use="size", source=AS_NUMBER),
+    BreakRule("tensor-item", SCALAR, "`{indexed}` needs the value of a tensor as an index",
         "use `torch.index_select({holder}, 0, {tensor}.reshape(1)).squeeze(0)` in the place of `{indexed}`",
-        use=("index",),
-        source=AS_NUMBER,
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR,
-        "how often the loop runs, `{condition}`, depends on the values of a tensor",
-        LOOP,
-        use=("loop",),
-        source=AS_NUMBER,
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR,
-        "which way the program goes, `{condition}`, depends on the values of a tensor",
-        CHOOSE,
-        use=("test",),
-        source=AS_NUMBER,
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR,
+        use="index", source=AS_NUMBER),
+    BreakRule("tensor-item", SCALAR, "how often the loop runs, `{condition}`, " + VALUES, LOOP,
+        use="loop", source=AS_NUMBER),
+    BreakRule("tensor-item", SCALAR, WHICH_WAY + "the values of a tensor", CHOOSE, use="test", source=AS_NUMBER),
+    BreakRule("tensor-item", SCALAR,
         "`{function}` must return a number of Python's, and `{number}` has it from the values of a tensor",
         "use the tensor, `{tensor}`, where `{function}` is asked for: `torch.where({tensor}, a, b)`, and no `if`",
-        use=("conversion",),
-        source=AS_NUMBER,
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR,
-        "`{number}` needs the value of a tensor as a number of Python's",
-        "keep it a tensor: use `{tensor}` in the place of `{number}`; or set "
-        "`torch._dynamo.config.capture_scalar_outputs = True`",
-        source=AS_NUMBER,
-    ),
-    BreakRule(
-        "tensor-item",
-        SCALAR
-        + r"|Dynamic slicing with Tensor arguments|Indexing .* with non-scalar tensor|unsupported index\(Tensor\)",
+        use="conversion", source=AS_NUMBER),
+    BreakRule("tensor-item", SCALAR, "`{number}` needs the value of a tensor as a number of Python's",
+        "keep it a tensor: use `{tensor}` in the place of `{number}`; or " + ANY_NUMBER, source=AS_NUMBER),
+    BreakRule("tensor-item",
+        SCALAR + r"|Dynamic slicing with Tensor arg.*|Indexing .* with non-scalar tensor|unsupported index\(Tensor\)",
         "the line needs the value of a tensor as a number of Python's",
-        "keep the number a tensor, or work it out before the compiled function; or set "
-        "`torch._dynamo.config.capture_scalar_outputs = True`",
-    ),
-    BreakRule(
-        "tensor-tolist",
-        r"Tensor\.tolist\(\).*",
-        "`{call}` turns a tensor into numbers of Python's",
+        "keep the number a tensor, or work it out before the compiled function; or " + ANY_NUMBER),
+    BreakRule("tensor-tolist", r"Tensor\.tolist\(\).*", "`{call}` turns a tensor into numbers of Python's",
         "loop over the tensor itself, `{argument}`, and leave out `.tolist()`; or call it outside the compiled "
         "function",
-        text=r"(?P<name>to_?list)",
-        use=("count",),
-    ),
-    BreakRule(
-        "tensor-tolist",
-        r"Tensor\.tolist\(\).*",
-        "`{call}` turns a tensor into numbers of Python's",
+        text=r"(?P<name>to_?list)", use="count"),
+    BreakRule("tensor-tolist", r"Tensor\.tolist\(\).*", "`{call}` turns a tensor into numbers of Python's",
         "index the tensor, `{owner}[i]`, and leave out `.tolist()`; or call it outside the compiled function",
-        text=r"(?P<name>to_?list)",
-    ),
-    BreakRule(
-        "dynamic-shape-operator",
-        SHAPES + "|.*one_hot.*data-dependent.*",
-        "how large the result of `{masked}[{mask}]` is depends on the values of a tensor",
-        "keep the shape: `torch.where({mask}, {masked}, 0)` in the place of `{masked}[{mask}]`; or set "
-        "`torch._dynamo.config.capture_dynamic_output_shape_ops = True`",
-        text=r"aten\.nonzero",
-        source=r"\w\[[^\]]*[<>=~&|!][^\]]*\]|\[\w*mask\w*\]",
-    ),
-    BreakRule(
-        "dynamic-shape-operator",
-        SHAPES,
-        "how large the result of `{call}` is depends on the values of a tensor",
-        "give the size: `torch.nonzero_static({argument}, size=N)`; or set "
-        "`torch._dynamo.config.capture_dynamic_output_shape_ops = True`",
-        text=r"aten\.(?P<name>nonzero)",
-        source=r"\bnonzero\(",
-    ),
-    BreakRule(
-        "dynamic-shape-operator",
-        SHAPES + "|.*data-dependent output shape",
-        "how large the result of `{name}` is depends on the values of a tensor",
-        "set `torch._dynamo.config.capture_dynamic_output_shape_ops = True`; or use an operator whose result has the "
-        "same size for all values",
-        names=r"(?P<name>aten\.\w+|(?<=Operator `)[\w.]+)",
-    ),
-    # -- output -------------------------------------------------------------------------------------------------------
-    BreakRule(
-        "print",
-        BUILTIN,
-        "`print` writes something in the middle of the compiled code",
-        IS_COMPILING
-        + "; `torch._dynamo.config.reorderable_logging_functions.add(print)` prints it when the graph has run",
-        text=r"builtin (operator `)?(?P<name>print)\b",
-    ),
-    BreakRule(
-        "logging",
-        r"logging\.Logger method.*|attempted to reorder a debugging function.*",
+        text=r"(?P<name>to_?list)"),
+    BreakRule("dynamic-shape-operator", SHAPES, "how large the result of `{masked}[{mask}]` is " + VALUES,
+        "keep the shape: `torch.where({mask}, {masked}, 0)` in the place of `{masked}[{mask}]`; or " + ANY_SHAPE,
+        text=r"aten\.nonzero", source=r"\w\[[^\]]*[<>=~&|!][^\]]*\]|\[\w*mask\w*\]"),
+    BreakRule("dynamic-shape-operator", SHAPES, "how large the result of `{call}` is " + VALUES,
+        "give the size: `torch.nonzero_static({argument}, size=N)`; or " + ANY_SHAPE,
+        text=r"aten\.(?P<name>nonzero)", source=r"\bnonzero\("),
+    BreakRule("dynamic-shape-operator", SHAPES + "|.*data-dependent output shape",
+        "how large the result of `{name}` is " + VALUES,
+        ANY_SHAPE + "; or use an operator whose result has the same size for all values",
+        names=r"(?P<name>aten\.\w+|(?<=Operator `)[\w.]+)"),
+    # -- output
+    BreakRule("print", BUILTIN, "`print` writes something in the middle of the compiled code",
+        IS_COMPILING + "; `torch._dynamo.config.reorderable_logging_functions.add(print)` prints it when the graph has "
+        "run",
+        text=r"builtin (operator `)?(?P<name>print)\b"),
+    BreakRule("logging", r"logging\.Logger method.*|attempted to reorder a debugging function.*",
         "the logger's method `{call}` writes something in the middle of the compiled code",
         IS_COMPILING + "; `torch._dynamo.config.ignore_logging_functions.add({method})` leaves out every call of it",
-        names=r"method: <[^>]*>\.(?P<name>\w+)",
-    ),
-    BreakRule(
-        "warning",
-        SKIPPED,
-        "`{call}` warns in the middle of the compiled code",
-        IS_COMPILING
-        + "; `torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)` warns when the graph has "
-        "run",
-        text=r"Python builtin `_warnings\.(?P<name>warn)`",
-    ),
-    # -- calls that Dynamo does not follow ----------------------------------------------------------------------------
-    BreakRule(
-        "disabled",
+        names=r"method: <[^>]*>\.(?P<name>\w+)"),
+    BreakRule("warning", SKIPPED, "`{call}` warns in the middle of the compiled code",
+        IS_COMPILING + "; `torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)` warns when the graph "
+        "has run",
+        text=r"Python builtin `_warnings\.(?P<name>warn)`"),
+    # -- calls that Dynamo does not follow
+    BreakRule("disabled",
         r"Skip (calling|inlining) `torch\.compiler\.disable\(\)`d function|Forced graph break on leaf function",
         "`{name}` is marked with `torch.compiler.disable`",
         "remove `torch.compiler.disable` from `{name}`, or call `{name}` before or after the compiled function",
-        names=r"<(?:bound method|function) (?P<name>[\w.<>]+)",
-    ),
-    BreakRule(
-        "explicit-break",
+        names=r"<(?:bound method|function) (?P<name>[\w.<>]+)"),
+    BreakRule("explicit-break",
         r"Call to `torch\._dynamo\.(graph_break|skip_frame|step_unsupported)\(\)`|ComptimeContext graph break",
-        "the program itself asks for a break with `{name}`",
-        "remove the call of `{name}`",
-        names=r"(?P<name>torch\._dynamo\.\w+\(\))",
-    ),
-    BreakRule(
-        "class-definition",
-        r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
+        "the program itself asks for a break with `{name}`", "remove the call of `{name}`",
+        names=r"(?P<name>torch\._dynamo\.\w+\(\))"),
+    BreakRule("class-definition", r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
         "`class {defined}` is defined inside the compiled function",
-        "define `class {defined}` at the top of the module",
-        form=("ClassDef",),
-    ),
-    BreakRule(
-        "class-definition",
-        r"Invalid call to __build_class__|LOAD_BUILD_CLASS.*",
-        "`{call}` defines a class while it runs",
-        OUTSIDE,
-    ),
-    BreakRule(
-        "deepcopy",
-        r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*",
-        "`{call}` copies an object that holds tensors by way of Python",
-        "make the copy outside the compiled function, and use it in there",
-        text=r"in _(?:reconstruct|deepcopy_\w+)",
-    ),
-    BreakRule(
-        "deepcopy",
-        r"Attempted to copy\.deepcopy a tensor|copy\.deepcopy\(\).*",
-        "`{call}` copies a tensor by way of Python",
-        "write `{owner}.clone()` in the place of `{call}`",
-        text=r"(?P<name>deepcopy)",
-    ),
-    BreakRule(
-        "frame-inspection",
-        SKIPPED,
-        "`{line}` looks at its own frame, which does not exist in compiled code",
-        "look at it outside the compiled function",
-        text=r"sys\._getframe",
-    ),
-    BreakRule(
-        "c-function",
+        "define `class {defined}` at the top of the module", form=("ClassDef",)),
+    BreakRule("deepcopy", COPY, "`{call}` copies an object that holds tensors by way of Python",
+        "make the copy outside the compiled function, and use it in there", text=r"in _(?:reconstruct|deepcopy_\w+)"),
+    BreakRule("deepcopy", COPY, "`{call}` copies a tensor by way of Python",
+        "write `{owner}.clone()` in the place of `{call}`", text=r"(?P<name>deepcopy)"),
+    BreakRule("frame-inspection", SKIPPED, "`{line}` looks at its own frame, which does not exist in compiled code",
+        "look at it outside the compiled function", text=r"sys\._getframe"),
+    BreakRule("c-function",
         SKIPPED + r"|can't handle functions not implemented in python.*|vectorcall_maybe on C method.*",
         "`{name}` is written in C, so Dynamo cannot look into it",
         OUTSIDE + "; if it computes on tensors, make it an operator with `torch.library.custom_op`",
-        text=r"Python builtin `(?P<name>[^`]+?)\.?`|the builtin `(?:<unknown module>\.)?(?P<other>[^`]+?)\.?`",
-    ),
-    BreakRule(
-        "skipped-function",
-        SKIPPED + r"|Unsupported function call.*",
+        text=r"Python builtin `(?P<name>[^`]+?)\.?`|the builtin `(?:<unknown module>\.)?(?P<other>[^`]+?)\.?`"),
+    BreakRule("skipped-function", SKIPPED + r"|Unsupported function call.*",
         "`{name}` is on the list of functions that Dynamo does not trace",
         "call `{call}` before or after the compiled function",
-        names=r"(?s)(?:.*module: (?P<module>[\w.]+), qualname: (?P<name>[\w.]+))|function `(?P<other>[^`]+)`",
-    ),
-    BreakRule(
-        "file",
-        BUILTIN,
-        "`{call}` opens a file in the middle of the compiled code",
+        names=r"(?s)(?:.*module: (?P<module>[\w.]+), qualname: (?P<name>[\w.]+))|function `(?P<other>[^`]+)`"),
+    BreakRule("file", BUILTIN, "`{call}` opens a file in the middle of the compiled code",
         "read the file before the compiled function, and pass in what it holds",
-        text=r"builtin (operator `)?(?P<name>open)\b",
-    ),
-    BreakRule(
-        "unsupported-builtin",
-        BUILTIN + r"|invalid call to builtin op handler|unimplemented builtin op.*",
-        "Dynamo cannot trace Python's `{name}` with these arguments",
-        OUTSIDE,
-        names=r"builtin (?:operator )?`?(?P<name>\w+)`?",
-    ),
-    BreakRule(
-        "random",
-        r"torch\.Generator method|random\.Random\(\).*|Tensor\.(random_|uniform_) .*",
+        text=r"builtin (operator `)?(?P<name>open)\b"),
+    BreakRule("unsupported-builtin", BUILTIN + r"|invalid call to builtin op handler|unimplemented builtin op.*",
+        "Dynamo cannot trace Python's `{name}` with these arguments", OUTSIDE,
+        names=r"builtin (?:operator )?`?(?P<name>\w+)`?"),
+    BreakRule("random", r"torch\.Generator method|random\.Random\(\).*|Tensor\.(random_|uniform_) .*",
         "`{call}` draws random numbers in a way that cannot be part of a graph",
-        "use `torch.rand`, `torch.randn` or `torch.randint` without a generator; or draw outside the compiled function",
-    ),
-    BreakRule(
-        "c-function",
-        r"Unsupported method call",
-        "`{call}` makes an object of a class that is written in C, so Dynamo cannot look into it",
-        OUTSIDE,
-        text="method `__new__` of class `type`",
-    ),
-    BreakRule(
-        "unsupported-method",
+        "use `torch.rand`, `torch.randn` or `torch.randint` without a generator; or draw outside the compiled "
+        "function"),
+    BreakRule("c-function", r"Unsupported method call",
+        "`{call}` makes an object of a class that is written in C, so Dynamo cannot look into it", OUTSIDE,
+        text="method `__new__` of class `type`"),
+    BreakRule("unsupported-method",
         r"Unsupported method call|Unhandled tensor method|Unsupported Tensor\.\w+\(\) call(?<!backward\(\) call)"
         r"(?<!requires_grad_\(\) call)|Unhandled args for method|constant-like method call.*|Unsupported \w+ method.*",
         "Dynamo cannot trace the method `{name}` of {class}",
         "move `{line}` out of the compiled function; what it gives can be passed in as an argument",
-        names=r"method `(?P<name>[^`]+)` of class (?P<class>`[^`]+`)|Tensor\.(?P<other>\w+)",
-    ),
-    # -- with, generators, exceptions ---------------------------------------------------------------------------------
-    BreakRule(
-        "context-manager",
+        names=r"method `(?P<name>[^`]+)` of class (?P<class>`[^`]+`)|Tensor\.(?P<other>\w+)"),
+    # -- with, generators, exceptions
+    BreakRule("context-manager",
         r"Unsupported context manager|.*contextlib.*|.*context ?manager.*|.*escaped from compiled.*",
         "Dynamo does not know the context manager `{manager}`",
-        "put `with {manager}:` around the call of the compiled function",
-        names=r"enter a `(?P<class>[^`]+)`",
-    ),
-    BreakRule(
-        "generator",
-        r"Attempt to trace generator|.*[Gg]enerator.*",
+        "put `with {manager}:` around the call of the compiled function", names=r"enter a `(?P<class>[^`]+)`"),
+    BreakRule("generator", r"Attempt to trace generator|.*[Gg]enerator.*",
         "`{function}` is a generator, which cannot be compiled itself",
-        "compile the function that uses the generator, or return a list: `return [ … ]` in the place of `yield`",
-    ),
-    BreakRule(
-        "formatting",
-        r"Observed exception.*",
+        "compile the function that uses the generator, or return a list: `return [ … ]` in the place of `yield`"),
+    BreakRule("formatting", r"Observed exception.*",
         "`{call}` asks for the text of a tensor's value, which there is only when the code has run",
         "make the text outside the compiled function, of what it returns",
-        text=r"TypeError\(\"object of type 'str' has no len",
-    ),
-    BreakRule(
-        "object-identity",
-        r"Observed exception.*",
-        IDENTITY,
-        "compare values instead, or work it out outside the compiled function",
-        source=r"\b(id|hash)\(|\.data_ptr\(",
-    ),
-    BreakRule(
-        "generator",
-        r"Read uninitialized cell",
+        text=r"TypeError\(\"object of type 'str' has no len"),
+    BreakRule("object-identity", r"Observed exception.*", *IDENTITY, source=r"\b(id|hash)\(|\.data_ptr\("),
+    BreakRule("generator", r"Read uninitialized cell",
         "`{function}` goes on behind an earlier break, where Dynamo has lost the variables from around it",
-        "mend the break before it in `{function}`: this one comes of it",
-    ),
-    BreakRule(
-        "exception",
-        r"Observed exception.*|Failed to raise exception|.*[Ee]xception (object|constructor|with).*|Caught non-.*",
-        "the exception `{exception}` leaves the compiled function, or Dynamo meets it where Python would not",
-        "check before the compiled function what makes it raise; an exception that is caught inside is no break",
-        names=r"raised exception (?P<exception>\w+\(.*\))",
-    ),
-    BreakRule(
-        "higher-order-operator",
-        r"torch\.(cond|scan|map|while_loop|associative_scan).*|HOP.*|.*[Hh]igher ?[Oo]rder.*|.*invoke_subgraph.*",
-        "an operator that takes functions (`torch.cond` and its like) got one that it cannot take",
-        "give it pure functions that take and return tensors of the same shapes, and change nothing else",
-    ),
-    # -- gradients, state of tensors ----------------------------------------------------------------------------------
-    BreakRule(
-        "backward",
+        "mend the break before it in `{function}`: this one comes of it"),
+    # -- gradients, state of tensors
+    BreakRule("backward",
         r"Unsupported Tensor\.backward\(\) call|backward\(\) with.*|using `torch\.autograd\.grad`.*|.*autograd\.grad.*",
         "`{call}` asks for gradients inside the compiled function",
         "return the loss and call backward outside; or set `torch._dynamo.config.trace_autograd_ops = True`",
-        text=r"(?P<name>backward|grad)\b",
-    ),
-    BreakRule(
-        "requires-grad",
-        r".*requires_grad.*",
+        text=r"(?P<name>backward|grad)\b"),
+    BreakRule("requires-grad", r".*requires_grad.*",
         "`{call}` makes a tensor a leaf that requires gradients inside the compiled function",
         "make that tensor outside the compiled function and pass it in",
-        names=r"(?P<name>requires_grad_)\b|fn=<built-in method (?P<other>\w+)",
-    ),
-    BreakRule(
-        "hook",
-        r".*[Hh]ook.*",
-        "a hook is registered inside the compiled function",
-        "register it outside the compiled function, before the first call",
-    ),
-    BreakRule(
-        "hook",
-        r"setattr\(\) on unsupported type|Attempted to represent unregistered RemovableHandle",
+        names=r"(?P<name>requires_grad_)\b|fn=<built-in method (?P<other>\w+)"),
+    BreakRule("hook", r".*[Hh]ook.*", "a hook is registered inside the compiled function",
+        "register it outside the compiled function, before the first call"),
+    BreakRule("hook", r"setattr\(\) on unsupported type|Attempted to represent unregistered RemovableHandle",
         "`{call}` registers a hook inside the compiled function",
         "register it outside, before the first call: `{call}`",
-        text=r"RemovableHandle",
-        source=r"(?P<name>register_\w*hook)",
-    ),
-    BreakRule(
-        "tensor-attribute",
-        r"Failed to (mutate tensor data|set tensor) attribute.*|setattr\(\) on Tensor.*",
+        text=r"RemovableHandle", source=r"(?P<name>register_\w*hook)"),
+    BreakRule("tensor-attribute", r"Failed to (mutate tensor data|set tensor) attribute.*|setattr\(\) on Tensor.*",
         "`{target}` of a tensor that was made in the compiled function is assigned to",
-        "make a new tensor instead, or write into it: `{owner_of_target}.copy_(…)`",
-    ),
-    BreakRule(
-        "setattr",
-        r".*setattr.*|.*__class__ assignment.*|Class attribute mutation.*|.*mutat.*",
-        "`{target}` is assigned to on an object whose changes Dynamo cannot follow",
-        "assign it outside the compiled function, or return the value",
-    ),
-    BreakRule(
-        "parameter",
-        r".*torch\.nn\.Parameter.*|Uninitialized nn\.Module.*",
-        "a parameter is made inside the compiled function",
-        "make it in `__init__` of the module, or outside the compiled function",
-    ),
-    # -- kinds of tensors and modules ---------------------------------------------------------------------------------
-    BreakRule(
-        "rnn",
-        r"Attempted to wrap RNN, GRU, or LSTM",
-        "the module `{layer}` is not traced by default",
+        "make a new tensor instead, or write into it: `{owner_of_target}.copy_(…)`"),
+    # -- kinds of tensors and modules
+    BreakRule("rnn", r"Attempted to wrap RNN, GRU, or LSTM", "the module `{layer}` is not traced by default",
         "set `torch._dynamo.config.allow_rnn = True` before the first call",
-        names=r"(?P<layer>(?:RNN|GRU|LSTM)\([^)]*\))",
-    ),
-    BreakRule(
-        "sparse",
-        r".*[Ss]parse.*",
-        "a sparse tensor is used, which cannot be in a graph",
-        "keep sparse tensors outside the compiled function, or make it dense: `.to_dense()`",
-    ),
-    BreakRule(
-        "nested-tensor",
-        r".*(NestedTensor|nested_tensor).*",
-        "a nested tensor is used that cannot be in a graph",
-        "use `torch.nested.nested_tensor(…, layout=torch.jagged)`, or pad",
-    ),
-    BreakRule(
-        "numpy",
-        r".*[Nn]um[Pp]y.*|.*ndarray.*",
-        "`{call}` is a function of NumPy that torch has nothing for",
+        names=r"(?P<layer>(?:RNN|GRU|LSTM)\([^)]*\))"),
+    BreakRule("sparse", r".*[Ss]parse.*", "a sparse tensor is used, which cannot be in a graph",
+        "keep sparse tensors outside the compiled function, or make it dense: `.to_dense()`"),
+    BreakRule("numpy", r".*[Nn]um[Pp]y.*|.*ndarray.*", "`{call}` is a function of NumPy that torch has nothing for",
         "use the function of torch that does the same; or call it outside the compiled function",
-        names=r"(?P<name>numpy[\w.]*)",
-    ),
-    BreakRule(
-        "torchscript",
-        r".*(TorchScript|torch\.jit|ScriptModule|wrap_jit).*",
-        "the code is compiled with TorchScript already",
-        "take `torch.jit.script` or `torch.jit.trace` away, and compile the Python function",
-    ),
-    BreakRule(
-        "tensor-subclass",
-        r".*(tensor subclass|as_subclass|__torch_function__|[Ss]ubclass).*",
-        "a tensor subclass does something that Dynamo does not follow",
-        "use plain tensors inside the compiled function, or call that method outside",
-    ),
-    BreakRule(
-        "autograd-function",
-        r".*autograd\.Function.*|.*autograd_function.*|Unsupported custom (jvp|vjp)",
-        "a `torch.autograd.Function` uses something that cannot be traced",
-        "keep to `ctx.save_for_backward` and static `forward` and `backward`; or register an operator with "
-        "`torch.library.custom_op` and `register_autograd`",
-    ),
-    BreakRule(
-        "fake-tensor",
-        r".*([Ff]ake tensor|FakeTensor|fake impl|meta kernel).*|TypeError from user code",
+        names=r"(?P<name>numpy[\w.]*)"),
+    BreakRule("fake-tensor", r".*([Ff]ake tensor|FakeTensor|fake impl|meta kernel).*|TypeError from user code",
         "an operator on the line has no rule for tensors without values, or is called with arguments that it refuses",
         "for an operator of your own: `@torch.library.register_fake` with a function that returns an empty result of "
-        "the right shape; else check the arguments by running the line uncompiled",
-    ),
-    BreakRule(
-        "object-identity",
+        "the right shape; else check the arguments by running the line uncompiled"),
+    BreakRule("object-identity",
         r".*(\bid\(\)|call_id|FakeIdVariable|compile-time-only id|object identity|hash).*|Failed to convert args/.*",
-        IDENTITY,
-        "compare values instead, or work it out outside the compiled function",
-    ),
-    # -- larger constructs --------------------------------------------------------------------------------------------
-    BreakRule(
-        "functorch",
-        r".*functorch.*|.*functional_call.*",
-        "`torch.compile` is used inside `vmap`, `grad` or another transform of `torch.func`",
-        "put `torch.compile` outermost: compile the function that calls the transform",
-    ),
-    BreakRule(
-        "distributed",
-        r".*(P2P|async_op|torch\.distributed|FSDP|collective).*",
-        "a collective operation is used in a form that cannot be in a graph",
-        "use the functional collectives without `async_op=True`, or call it outside the compiled function",
-    ),
-    BreakRule(
-        "frame-inspection",
-        r".*(inspect call|traceback|vars\(\)|__annotations__).*",
-        "the line looks at its own frame, which does not exist in compiled code",
-        "look at it outside the compiled function",
-    ),
-    BreakRule(
-        "recompile-limit",
-        r"Dynamo (re)?(cache|compile) limit exceeded|Dynamo recompile limit exceeded",
+        *IDENTITY),
+    # -- the whole function
+    BreakRule("recompile-limit", r"Dynamo (re)?(cache|compile) limit exceeded|Dynamo recompile limit exceeded",
         "`{function}` was compiled so often that Dynamo gave up on it",
         "see `graphprobe recompiles`: remove what makes it compile again, or raise "
-        "`torch._dynamo.config.recompile_limit`",
-    ),
-    BreakRule(
-        "backend-failure",
-        r"Backend compiler exception|.*BackendCompilerFailed.*",
+        "`torch._dynamo.config.recompile_limit`"),
+    BreakRule("backend-failure", r"Backend compiler exception|.*BackendCompilerFailed.*",
         "the backend refused the graph",
-        "see `graphprobe diagnose`, which finds the operation",
-    ),
-    BreakRule(
-        "unsupported-bytecode",
-        r"Missing bytecode handler|.*CALL_INTRINSIC.*|.*UNPACK_.*|.*BUILD_.*|SEND with bad type|.*LOAD_FAST_CHECK.*",
-        "the line uses a construct of Python that Dynamo does not trace",
-        "write it with simpler statements",
-    ),
-    BreakRule(
-        "reconstruction",
-        r".*[Rr]econstruct.*|.*closure.*",
-        "an object made in the compiled function would have to be given to Python, and Dynamo cannot build it there",
-        "make it outside the compiled function, or return tensors and plain containers only",
-    ),
-    BreakRule(
-        "unsupported-object",
-        r".*(hasattr|getattr|__getitem__|__setitem__|attribute|iter|super\(|mp_subscript|sq_|nb_|tp_|len).*",
-        "Dynamo does not know how objects of this type do what the line asks for",
-        "use tensors, numbers, lists and dicts on this line, or move it out of the compiled function",
-    ),
-    BreakRule(
-        "unsupported",
-        r".*",
-        "{title}",
-        "{hint}",
-    ),
+        "see `graphprobe diagnose`, which finds the operation"),
+    BreakRule("unsupported", r".*", "{title}", "{hint}"),
 )
 """The first that matches counts; the last one matches everything, and gives torch's own words."""
+# fmt: on

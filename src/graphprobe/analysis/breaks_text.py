@@ -56,11 +56,8 @@ def parts_of(reason: str) -> list[Part]:
 
 def _part(text: str) -> Part:
     link = LINK.search(text)
-    body, _, context = (
-        text[: link.start()].rpartition("\n For more details")[0].partition("Developer debug context:")
-        if link
-        else text.partition("Developer debug context:")
-    )
+    told = text[: link.start()].rpartition("\n For more details")[0] if link else text
+    body, _, context = told.partition("Developer debug context:")
     title, _, rest = body.partition("\n  Explanation:")
     explanation, *hints = re.split(r"\n  Hint: ", rest)
     number = GB_ID.search(link.group(1)) if link else None
@@ -92,8 +89,10 @@ class BreakLine:
         """`source` is the whole line; `statement` and `code` as in `UserFrame`, empty where they are not known."""
         self.source = source.strip()
         self._statement = _parsed(statement or self.source)
+        self._code: ast.expr | None = None
         self._parents = {child: node for node in self._nodes() for child in ast.iter_child_nodes(node)}
-        self._code = next((node for node in self._nodes() if code and _is_expression(node, code)), None)
+        named = (node for node in self._nodes() if isinstance(node, ast.expr) and not isinstance(node, ast.Constant))
+        self._code = next((node for node in named if code and ast.unparse(node) == code), None)
 
     @property
     def code(self) -> str:
@@ -118,23 +117,8 @@ class BreakLine:
 
         `test` or `loop`: a condition; `count`: of a `for` or `range`; `size`: also in a slice; `index`.
         """
-        node: ast.AST | None = self._code
-        while node is not None:
-            above = self._parents.get(node)
-            if isinstance(above, ast.While) and node is above.test:
-                return "loop"
-            if isinstance(above, ast.If | ast.IfExp | ast.Assert) and node is above.test:
-                return "test"
-            if isinstance(above, ast.comprehension) and node in above.ifs:
-                return "test"
-            if isinstance(above, ast.For) or (isinstance(above, ast.Call) and ast.unparse(above.func) == "range"):
-                return "count"
-            if isinstance(above, ast.Subscript) and node is above.slice:
-                return "index"
-            if isinstance(above, ast.Slice) or (isinstance(above, ast.Call) and _takes_sizes(above)):
-                return "size" if node is not getattr(above, "func", None) else ""
-            node = above
-        return "" if self._code is not None or self.form != "For" else "count"
+        uses = (use for node, above in self._upwards() if (use := _use(node, above)) is not None)
+        return next(uses, "" if self._code is not None or self.form != "For" else "count")
 
     @property
     def condition(self) -> str:
@@ -148,43 +132,38 @@ class BreakLine:
 
     @property
     def _test(self) -> ast.expr | None:
-        node: ast.AST | None = self._code
-        while node is not None:
-            above = self._parents.get(node)
-            if isinstance(above, ast.If | ast.While | ast.Assert | ast.IfExp) and node is above.test:
-                return above.test
-            if isinstance(above, ast.comprehension) and node in above.ifs:
+        for node, above in self._upwards():
+            if isinstance(node, ast.expr) and _use(node, above) in ("test", "loop"):
                 return node
             if isinstance(above, ast.ListComp | ast.SetComp | ast.GeneratorExp) and node is above.elt is self._code:
-                asked = [test for generator in above.generators for test in generator.ifs]
-                return next(iter(asked), node)  # since Python 3.12 the jump of an `if` has the place of the element
-            node = above
-        for node in self._nodes() if self._code is None else ast.walk(self._code):
-            if isinstance(node, ast.If | ast.While | ast.Assert | ast.IfExp):
-                return node.test
-            if isinstance(node, ast.comprehension) and node.ifs:
-                return node.ifs[0]
-        return self._code if isinstance(self._code, ast.expr) else None
+                # Since Python 3.12 the jump of an `if` has the place of the element.
+                return next((test for generator in above.generators for test in generator.ifs), node)
+        for inner in self._nodes():
+            if isinstance(inner, ast.If | ast.While | ast.Assert | ast.IfExp):
+                return inner.test
+            if isinstance(inner, ast.comprehension) and inner.ifs:
+                return inner.ifs[0]
+        return self._code
 
     @property
     def number(self) -> tuple[str, str]:
         """What makes a number of a tensor, as in `int(x.item())`, and the tensor that takes its place."""
-        node = self._code
-        while node is not None and isinstance(above := self._parents.get(node), ast.Call) and _is_conversion(above):
-            node = above
-        if not isinstance(node, ast.Call):
+        found: ast.AST | None = self._code
+        for _, above in self._upwards():
+            if not (isinstance(above, ast.Call) and _is_conversion(above)):
+                break
+            found = above
+        if not isinstance(found, ast.Call):
             return "", ""
-        return ast.unparse(node), _operand(as_tensor(node)) if self.use == "index" else ast.unparse(as_tensor(node))
+        write = _operand if self.use == "index" else ast.unparse
+        return ast.unparse(found), write(as_tensor(found))
 
     @property
     def indexed(self) -> tuple[str, str]:
         """`x` and `x[i]`, of which the code is the index."""
-        node: ast.AST | None = self._code
-        while node is not None:
-            above = self._parents.get(node)
+        for node, above in self._upwards():
             if isinstance(above, ast.Subscript) and node is above.slice:
                 return ast.unparse(above.value), ast.unparse(above)
-            node = above
         return "", ""
 
     @property
@@ -227,7 +206,7 @@ class BreakLine:
 
     def mask(self) -> tuple[str, str]:
         """`x` and `x > 0` of `x[x > 0]`; empty where no index on the line looks like a mask."""
-        for node in self._nodes() if self._code is None else ast.walk(self._code):
+        for node in self._nodes():
             if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant | ast.Slice | ast.Tuple):
                 return ast.unparse(node.value), ast.unparse(node.slice)
         return "", ""
@@ -239,16 +218,19 @@ class BreakLine:
             if isinstance(called, ast.Call):
                 return called
         last = name.rpartition(".")[2]
-        for node in self._nodes() if self._code is None else ast.walk(self._code):
-            if isinstance(node, ast.Call) and last in (
-                getattr(node.func, "attr", None),
-                getattr(node.func, "id", None),
-            ):
-                return node
-        return None
+        return next((node for node in self._nodes() if isinstance(node, ast.Call) and _name(node) == last != ""), None)
 
     def _nodes(self) -> Iterator[ast.AST]:
-        return iter(()) if self._statement is None else ast.walk(self._statement)
+        """Of the expression, or of the statement where it is not known."""
+        inside = self._code or self._statement
+        return iter(()) if inside is None else ast.walk(inside)
+
+    def _upwards(self) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """The expression and what is around it, each with what it is in."""
+        node: ast.AST | None = self._code
+        while node is not None and (above := self._parents.get(node)) is not None:
+            yield node, above
+            node = above
 
 
 def as_tensor(node: ast.expr) -> ast.expr:
@@ -299,44 +281,53 @@ def as_mask(test: ast.expr) -> ast.expr:
 def _is_bool(test: ast.expr) -> bool:
     """Whether a tensor of bools comes of it."""
     if isinstance(test, ast.Call):
-        name = getattr(test.func, "attr", getattr(test.func, "id", ""))
+        name = _name(test)
         return bool(ASK_FOR_BOOLS.fullmatch(name)) or name == "bool" or (name == "item" and _is_bool(as_tensor(test)))
     return isinstance(test, ast.Compare | ast.BoolOp) or (
         isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not | ast.Invert)
     )
 
 
-def _takes_sizes(call: ast.Call) -> bool:
-    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-    return bool(SIZED.fullmatch(name))
+def _use(node: ast.AST, above: ast.AST) -> str | None:
+    """What `above` needs `node` for, as `BreakLine.use` says; None for nothing of these."""
+    if getattr(above, "test", None) is node:
+        return "loop" if isinstance(above, ast.While) else "test"
+    if isinstance(above, ast.comprehension) and node in above.ifs:
+        return "test"
+    called = _name(above) if isinstance(above, ast.Call) else ""
+    if isinstance(above, ast.For) or called == "range":
+        return "count"
+    if isinstance(above, ast.Subscript) and node is above.slice:
+        return "index"
+    if isinstance(above, ast.Slice) or SIZED.fullmatch(called):
+        return "size" if node is not getattr(above, "func", None) else ""
+    return None
+
+
+def _name(call: ast.Call) -> str:
+    name: str = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return name
 
 
 def _is_conversion(call: ast.Call) -> bool:
     return ast.unparse(call.func) in CONVERSIONS and len(call.args) == 1
 
 
-def _is_expression(node: ast.AST, code: str) -> bool:
-    return isinstance(node, ast.expr) and not isinstance(node, ast.Constant) and ast.unparse(node) == code
-
-
 def _operand(node: ast.expr) -> str:
     """As it must be written in front of a dot or an index."""
-    text = ast.unparse(ast.Attribute(node, "_"))
-    return text.removesuffix("._")
+    return ast.unparse(ast.Attribute(node, "_")).removesuffix("._")
 
 
 def _without_none_checks(test: ast.expr) -> ast.expr:
     """`x.any()` of `x is not None and x.any()`: what asks for an object is not what asks a tensor."""
     if not isinstance(test, ast.BoolOp):
         return test
-    left = [value for value in test.values if not (isinstance(value, ast.Compare) and _is_identity(value))]
-    if not left:
-        return test
-    return left[0] if len(left) == 1 else ast.BoolOp(test.op, left)
+    left = [value for value in test.values if not _is_identity(value)]
+    return test if not left else left[0] if len(left) == 1 else ast.BoolOp(test.op, left)
 
 
-def _is_identity(compare: ast.Compare) -> bool:
-    return all(isinstance(operator, ast.Is | ast.IsNot) for operator in compare.ops)
+def _is_identity(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and all(isinstance(operator, ast.Is | ast.IsNot) for operator in test.ops)
 
 
 def _parsed(source: str) -> ast.stmt | None:

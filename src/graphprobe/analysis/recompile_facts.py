@@ -2,71 +2,40 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from graphprobe.records import Int64
 
-_TENSOR = re.compile(
-    r"tensor '(?P<source>.+)' (?P<what>size|stride|dtype|rank|requires_grad|dispatch key set) mismatch"
-    r"(?: at index (?P<dim>\d{1,9}))?\. expected (?P<rest>.*)",
-    re.S,
-)
-_PAIR = re.compile(r"(?P<expected>DispatchKeySet\([^)]*\)|[\w.-]+?), actual (?P<actual>DispatchKeySet\([^)]*\)|-?\w+)")
-_DEVICE_INDEX = re.compile(
-    r"(?:tensor '(?P<source>.+?)' )?.*device index.*?(?P<expected>-?\d+)\D+(?P<actual>-?\d+)", re.I
-)
-_NO_TENSOR = re.compile(
-    r"expected type of '(?P<source>.+)' to be (?:a tensor type, '|<class '(?P<wanted>.+?)'>,) "
-    r"but found <class '(?P<found>.+?)'>"
-)
-_FREED = re.compile(r"Cache line invalidated because (?P<source>.+) got deallocated")
-_OBJECT = re.compile(r"___check_(?P<what>obj|type)_id\((?P<source>.+), \d+\), type=(?P<type><.*>)$")
-_DIMS = re.compile(r"(?P<source>[\w.\[\]'\"]+)\.(?P<what>size|stride)\(\)\[(?P<dim>\d{1,9})\]")
-_LENGTH = re.compile(r"(?:not )?(?:len|___tuple_iterator_len)\((?P<source>.+)\)(?: (?P<op>==|!=) (?P<value>\d+))?$")
-_KEYS = (
-    re.compile(
-        r"list\((?:dict\.keys\((?P<source>.+?)\)|(?P<view>.+?)\.keys\(\))\)(?:\[(?P<index>\d+)\])? == (?P<value>.+)$"
-    ),
-    re.compile(r"(?P<no>not )?___dict_contains\((?P<value>.+?), (?P<source>.+)\)$"),
-    re.compile(r"(?P<no>not )?set\.__contains__\((?P<source>.+), (?P<value>.+)\)$"),
-    re.compile(r"KeyError on (?P<source>.+)\[(?P<value>[^\[\]]+)\]$"),
-)
-_ATTRIBUTE = re.compile(r"(?P<no>not )?hasattr\((?P<source>.+), (?P<value>'.+')\)$")
-_NONE = re.compile(r"(?P<source>.+) is (?P<no>not )?None$")
-_SAME = re.compile(r"(?P<source>[^ ]+) is (?P<other>[^ ]+)$")
-_COMPARED = re.compile(r"(?:<=?|>=?|!=) | % ")
-_EQUAL = re.compile(r"(?P<source>.+?) == (?P<value>.+)$", re.S)
-_GLOBAL_STATE = re.compile(r"GLOBAL_STATE changed: (?P<names>.*)", re.S)
-
 _DEVICES = frozenset(
     "CPU CUDA HIP XLA MPS IPU XPU HPU VE Lazy MTIA MAIA PrivateUse1 PrivateUse2 PrivateUse3 Meta FPGA Vulkan".split()
 )
-_DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "ComplexHalf": "complex32",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
-_TENSOR_KINDS = {
-    "size": "size-changed",
-    "stride": "stride-changed",
-    "dtype": "dtype-changed",
-    "rank": "rank-changed",
-    "requires_grad": "requires-grad-changed",
-}
+_DTYPES = dict(
+    pair.split(":")
+    for pair in "Float:float32 Double:float64 Half:float16 BFloat16:bfloat16 Long:int64 Int:int32 Short:int16 "
+    "Char:int8 Byte:uint8 Bool:bool ComplexHalf:complex32 ComplexFloat:complex64 ComplexDouble:complex128".split()
+)
+
+_MISMATCH = r"tensor '(?P<source>.+)' {} mismatch"
+_GRAD = _MISMATCH.format("requires_grad")
+_PAIR = (
+    _MISMATCH + r"(?: at index (?P<dim>\d{{1,9}}))?\. expected (?:(?P<expected>[\w.-]+?), actual (?P<actual>-?\w+))?"
+)
+_NO_TENSOR = (
+    r"expected type of '(?P<source>.+)' to be (?:a tensor type, '|<class '(?:torch\.Tensor|(?P<expected>.+?))'>,) "
+    r"but found <class '"
+)
+_STATE = r"GLOBAL_STATE changed: "
+_DIM = r"(?P<source>[\w.\[\]'\"]+)\.(?:size|stride)\(\)\[(?P<dim>\d{1,9})\]"
+_LENGTH = r"(?:not )?(?:len|___tuple_iterator_len)\((?P<source>.+)\)"
+_KEYS_ARE = r"(?:\[(?P<dim>\d+)\])? == \[*(?P<expected>.+?)\]*$"
+_CONTAINS = (
+    r"___dict_contains\((?P<key>.+?), (?P<source>.+)\)$",
+    r"set\.__contains__\((?P<source>.+), (?P<key>.+)\)$",
+)
+_IS = r" == (?P<expected>{})$"
 
 
 class CodeLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,7 +118,7 @@ class ReadGuard(msgspec.Struct, frozen=True):
     """A failed guard.
 
     Attributes:
-        kind: a stable slug, e.g. `size-changed`; `recompile_remedies.REMEDIES` lists them.
+        kind: a stable slug, e.g. `size-changed`; `recompile_rules.RULES` lists them.
         source: the expression that was looked at, `''` for the state of the process.
         dim: dimension of the tensor, for sizes and strides; position of a key.
         expected: what the compiled version was made for, as text.
@@ -169,16 +138,126 @@ class ReadGuard(msgspec.Struct, frozen=True):
     static_module_int: bool = False
 
 
+class GuardRule(msgspec.Struct, frozen=True):
+    """How torch words one kind of guard.
+
+    Attributes:
+        kind: as in `ReadGuard`.
+        pattern: what the guard begins with; its groups are fields of `ReadGuard`.
+        expected, actual, source: these fields where no group has their name, with groups in braces.
+        condition: the same.
+        says: what torch's comment must contain.
+    """
+
+    kind: str
+    pattern: str
+    expected: str | None = None
+    actual: str | None = None
+    source: str = ""
+    condition: str | None = None
+    says: str = ""
+
+    def read(self, code: str, text: str) -> ReadGuard | None:
+        """The guard `code`, of which torch's whole text is `text`; None where it is another kind."""
+        found = re.match(self.pattern, code, re.DOTALL) if self.says in text else None
+        if found is None:
+            return None
+        groups = {name: value for name, value in found.groupdict().items() if value is not None}
+        written = {name: getattr(self, name) for name in ("source", "expected", "actual", "condition")}
+        filled = {name: value.format(**groups) for name, value in written.items() if value is not None}
+        fields: dict[str, Any] = filled | {name: value for name, value in groups.items() if name in written}
+        if "condition" in fields:
+            fields["condition"] = " ".join(fields["condition"].split())
+        on_parameter = "Guard failed on a parameter" in text or "._parameters[" in fields["source"]
+        return ReadGuard(
+            self.kind,
+            dim=int(groups["dim"]) if "dim" in groups else None,
+            parameter=code.startswith("tensor '") and on_parameter,
+            static_module_int="integer attributes of the nn.Module" in text,
+            **fields,
+        )
+
+
+# fmt: off
+GUARDS: tuple[GuardRule, ...] = (
+    GuardRule("backend-changed", r"BACKEND_MATCH failure"),
+    GuardRule("unexplained", r"Unexpected recompilation"),
+    GuardRule("dynamic-mark-changed", r".*_dynamo_dim_marking|.*'_dynamo_\w+_(?:indices|range)'"),
+    GuardRule("alias-changed", r"""Duplicate tensors found.*?["'](?P<one>[^"',]+)["'].*?["'](?P<other>[^"',]+)["']""",
+        "different tensors", "one tensor", "{one} and {other}"),
+    GuardRule("object-freed",
+        r"Cache line invalidated because L\[['\"](?P<name>.*?)['\"]\](?P<rest>.*) got deallocated",
+        source="{name}{rest}"),
+    GuardRule("object-freed", r"Cache line invalidated because (?P<source>.+) got deallocated"),
+    # -- tensors
+    *(GuardRule(f"{what}-changed", _PAIR.format(what)) for what in ("size", "stride", "dtype", "rank")),
+    GuardRule("requires-grad-changed", _GRAD + r"\. expected requires_grad=1", "True", "False"),
+    GuardRule("requires-grad-changed", _GRAD, "False", "True"),
+    GuardRule("tensor-state-changed", _MISMATCH.format("dispatch key set")
+        + r"\. expected DispatchKeySet\((?P<expected>[^)]*)\), actual DispatchKeySet\((?P<actual>[^)]*)\)"),
+    GuardRule("device-changed",
+        r"(?i:(?:tensor '(?P<source>.+?)' )?.*device index.*?(?P<expected>-?\d+)\D+(?P<actual>-?\d+))"),
+    GuardRule("none-changed", _NO_TENSOR + r"NoneType'>", "a tensor", "None"),
+    GuardRule("type-changed", _NO_TENSOR + r"(?P<actual>int|float|bool|str|list|tuple|dict|complex)'>", "a tensor"),
+    GuardRule("tensor-class-changed", _NO_TENSOR + r"(?P<actual>.+?)'>", "a tensor"),
+    # -- the state of the process
+    GuardRule("grad-mode-changed", _STATE + r"(?P<condition>(?:.*\s)?grad_mode.*)"),
+    GuardRule("autocast-changed", _STATE + r"(?P<condition>(?:.*\s)?autocast.*)"),
+    GuardRule("global-state-changed", _STATE + r"(?P<condition>.*)"),
+    GuardRule("function-mode-changed", r"___check_torch_function_mode_stack"),
+    GuardRule("global-state-changed", r".*CURRENT_DEVICE", condition="default_device"),
+    # -- identity. Of an object torch keeps the type alone: no value that could be met again.
+    GuardRule("type-changed", r"___check_type_id\((?P<source>.+), \d+\), type=(?:<[^']*')?(?P<expected>.+?)(?:'.*>)?$"),
+    GuardRule("function-changed",  # to torch 2.12 the "type" of a function is its code object
+        r"___check_obj_id\((?P<source>.+?)(?:\.__code__, \d+\), type=<.*>"
+        r"|(?:\.__code__)?, \d+\), type=<[^']*'(?:function|builtin_function_or_method|code|method)'.*>)$"),
+    GuardRule("object-changed", r"___check_obj_id\((?P<source>.+), \d+\), type=<.*>$"),
+    GuardRule("none-changed", r"(?P<source>.+) is not None$", "not None"),
+    GuardRule("none-changed", r"(?P<source>.+) is None$", "None"),
+    GuardRule("alias-changed", r"(?P<one>[^ ]+) is (?P<other>[^ ]+)$", "one object", "different objects",
+        "{one} and {other}"),
+    # -- sizes: torch's own versions for 0 and 1, or what the code asked for
+    GuardRule("sizes-equal", rf"(?P<condition>.*?{_DIM}.*\.(?:size|stride)\(\)\[.*)", says="duck sizing"),
+    GuardRule("size-zero-one", rf"(?P<condition>2 <= {_DIM})$"),
+    GuardRule("size-bounds", rf"(?P<condition>2 <= {_DIM} .*)", says="0/1 specialization"),
+    GuardRule("size-condition", rf"(?P<condition>.*?{_DIM}.*)"),
+    # -- containers; of a dict, whose keys are compared besides, the length is not
+    GuardRule("keys-changed", _LENGTH + r" != 1$", "1 key"),
+    GuardRule("keys-changed", _LENGTH + r" != (?P<number>\d+)$", "{number} keys"),
+    GuardRule("length-changed", _LENGTH + r"(?: == (?P<expected>\d+))?$", "0"),
+    GuardRule("keys-changed", r"list\(dict\.keys\((?P<source>.+?)\)\)" + _KEYS_ARE),
+    GuardRule("keys-changed", r"list\((?P<source>.+?)\.keys\(\)\)" + _KEYS_ARE),
+    *(GuardRule("keys-changed", contains, "with {key}", "without {key}") for contains in _CONTAINS),
+    *(GuardRule("keys-changed", f"not {contains}", "without {key}", "with {key}") for contains in _CONTAINS),
+    GuardRule("keys-changed", r"KeyError on (?P<source>.+)\[(?P<key>[^\[\]]+)\]$", "with {key}", "without {key}"),
+    GuardRule("attribute-changed", r"hasattr\((?P<one>.+), '(?P<name>.+)'\)$", "present", "absent", "{one}.{name}"),
+    GuardRule("attribute-changed", r"not hasattr\((?P<one>.+), '(?P<name>.+)'\)$", "absent", "present", "{one}.{name}"),
+    GuardRule("length-changed", r"not (?P<source>[\w.\[\]'\"]+)$", "0"),
+    # -- values
+    GuardRule("value-condition",
+        r"(?P<condition>(?=.*(?:(?:<=?|>=?|!=) | % ))[^A-Za-z_]*(?P<source>[A-Za-z_][\w.\[\]'\"]*)?.*)"),
+    GuardRule("global-changed", r"(?P<source>G\[.+?)" + _IS.format(".+")),
+    GuardRule("training-mode-changed", r"(?P<source>[^=]+?\.training)" + _IS.format(".+")),
+    GuardRule("attribute-changed", r"(?P<source>[^=]+?\.[^=]+?)" + _IS.format(".+")),
+    GuardRule("bool-changed", r"(?P<source>.+?)" + _IS.format("True|False")),
+    GuardRule("int-changed", r"(?P<source>.+?)" + _IS.format(r"-?\d+")),
+    GuardRule("float-changed", r"(?P<source>.+?)" + _IS.format(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)")),
+    GuardRule("string-changed", r"(?P<source>.+?)" + _IS.format(r"(?P<quote>['\"]).*(?P=quote)")),
+    GuardRule("constant-changed", r"(?P<source>.+?)" + _IS.format(".+")),
+    GuardRule("other", r"(?P<condition>.*)"),
+)
+"""The first that matches counts; the last one matches everything."""
+# fmt: on
+
+
 def check_from_text(text: str) -> ReadGuard:
     """Read one guard; of a kind that is not known, `other`."""
     code = guard_code(text)
-    readers: tuple[Callable[[str, str], ReadGuard | None], ...]
-    readers = (_fixed, _tensor, _state, _identity, _size_condition, _container, _value)
-    for read in readers:
-        check = read(code, text)
-        if check is not None:
-            return check
-    return ReadGuard("other", condition=code)
+    check = next(check for rule in GUARDS if (check := rule.read(code, text)) is not None)
+    if check.kind == "dtype-changed":
+        dtypes = [None if name is None else _DTYPES.get(name, name) for name in (check.expected, check.actual)]
+        return msgspec.structs.replace(check, expected=dtypes[0], actual=dtypes[1])
+    return _of_keys(check) if check.kind == "tensor-state-changed" else check
 
 
 def guard_code(text: str) -> str:
@@ -191,188 +270,26 @@ def tidy(text: str) -> str:
     return re.sub(r" {3,}", "  ", " ".join(text.strip().splitlines()))
 
 
-def _fixed(code: str, text: str) -> ReadGuard | None:
-    if code.startswith("BACKEND_MATCH failure"):
-        return ReadGuard("backend-changed")
-    if code.startswith("Unexpected recompilation"):
-        return ReadGuard("unexplained")
-    if "_dynamo_dim_marking" in code or re.search(r"'_dynamo_\w+_(?:indices|range)'", code):
-        return ReadGuard("dynamic-mark-changed")
-    if code.startswith("Duplicate tensors found"):
-        names = re.findall(r"[\"']([^\"',]+)[\"']", code.partition(":")[2])
-        return ReadGuard("alias-changed", " and ".join(names), expected="different tensors", actual="one tensor")
-    freed = _FREED.match(code)
-    if freed is not None:
-        return ReadGuard("object-freed", _local(freed["source"]))
-    return None
-
-
-def _tensor(code: str, text: str) -> ReadGuard | None:
-    found = _TENSOR.match(code)
-    if found is not None:
-        return _tensor_mismatch(found, text)
-    if "device index" in code:
-        device = _DEVICE_INDEX.match(code)
-        if device is not None:
-            return ReadGuard("device-changed", device["source"] or "", None, device["expected"], device["actual"])
-    other = _NO_TENSOR.match(code)
-    if other is None:
-        return None
-    found_type, wanted = other["found"], other["wanted"]
-    expected = "a tensor" if wanted in (None, "torch.Tensor") else wanted
-    if found_type == "NoneType":
-        return ReadGuard("none-changed", other["source"], None, expected, "None")
-    plain = found_type in ("int", "float", "bool", "str", "list", "tuple", "dict", "complex")
-    return ReadGuard("type-changed" if plain else "tensor-class-changed", other["source"], None, expected, found_type)
-
-
-def _tensor_mismatch(found: re.Match[str], text: str) -> ReadGuard:
-    source, what = found["source"], found["what"]
-    dim = None if found["dim"] is None else int(found["dim"])
-    parameter = "Guard failed on a parameter" in text or "._parameters[" in source
-    if what == "requires_grad":
-        grad = found["rest"].startswith("requires_grad=1")
-        return ReadGuard("requires-grad-changed", source, None, str(grad), str(not grad), parameter=parameter)
-    pair = _PAIR.match(found["rest"])
-    expected, actual = (None, None) if pair is None else (pair["expected"], pair["actual"])
-    if what == "dtype":
-        expected, actual = (None if name is None else _DTYPES.get(name, name) for name in (expected, actual))
-    if what == "dispatch key set":
-        return _dispatch_keys(source, expected or "", actual or "")
-    return ReadGuard(_TENSOR_KINDS[what], source, dim, expected, actual, parameter=parameter)
-
-
-def _dispatch_keys(source: str, expected: str, actual: str) -> ReadGuard:
-    before, after = (set(re.findall(r"\w+", keys.partition("(")[2])) for keys in (expected, actual))
+def _of_keys(check: ReadGuard) -> ReadGuard:
+    """What two sets of dispatch keys say of the tensors that have them."""
+    before, after = (set(re.findall(r"\w+", keys or "")) for keys in (check.expected, check.actual))
     devices = [", ".join(sorted(keys & _DEVICES)).lower() for keys in (before, after)]
-    if devices[0] != devices[1]:
-        return ReadGuard("device-changed", source, None, devices[0], devices[1])
     lost, gained = (", ".join(sorted(keys)) for keys in (before - after, after - before))
-    if lost.startswith("Autograd") and not gained:
-        return ReadGuard("tensor-state-changed", source, None, "an ordinary tensor", "an inference tensor")
-    if gained.startswith("Autograd") and not lost:
-        return ReadGuard("tensor-state-changed", source, None, "an inference tensor", "an ordinary tensor")
-    sides = (f"without {gained}", f"with {gained}") if gained else (f"with {lost}", f"without {lost}")
-    return ReadGuard("tensor-state-changed", source, None, *sides)
-
-
-def _state(code: str, text: str) -> ReadGuard | None:
-    found = _GLOBAL_STATE.match(code)
-    if found is not None:
-        names = found["names"].split()
-        for slug, start in (("grad-mode-changed", "grad_mode"), ("autocast-changed", "autocast")):
-            if any(name.startswith(start) for name in names):
-                return ReadGuard(slug, condition=" ".join(names))
-        return ReadGuard("global-state-changed", condition=" ".join(names))
-    if code.startswith("___check_torch_function_mode_stack"):
-        return ReadGuard("function-mode-changed")
-    if "CURRENT_DEVICE" in code:
-        return ReadGuard("global-state-changed", condition="default_device")
-    return None
-
-
-def _identity(code: str, text: str) -> ReadGuard | None:
-    found = _OBJECT.match(code)
-    if found is not None:
-        source, type_name = found["source"], _type_name(found["type"])
-        if found["what"] == "type":
-            return ReadGuard("type-changed", source, None, type_name)
-        function = type_name in ("function", "builtin_function_or_method", "code", "method")
-        function = function or source.endswith(".__code__")  # to torch 2.12 its "type" is the code object itself
-        # Of what is compared by identity, torch keeps the type alone: no value that could be met again.
-        return ReadGuard("function-changed" if function else "object-changed", source.removesuffix(".__code__"))
-    none = _NONE.match(code)
-    if none is not None:
-        return ReadGuard("none-changed", none["source"], None, "not None" if none["no"] else "None")
-    same = _SAME.match(code)
-    if same is not None:
-        return ReadGuard(
-            "alias-changed", f"{same['source']} and {same['other']}", None, "one object", "different objects"
-        )
-    return None
-
-
-def _size_condition(code: str, text: str) -> ReadGuard | None:
-    """A guard of the shape environment: 0/1 specialisation, or a condition that the program's code asked for."""
-    dims = list(_DIMS.finditer(code))
-    if not dims:
-        return None
-    first = dims[0]
-    lower = re.match(r"2 <= (?P<sized>.+?\.size\(\)\[\d+\])(?P<more> .*)?$", code)
-    kind = "size-condition"
-    if lower is not None and (lower["more"] is None or "0/1 specialization" in text):
-        kind = "size-zero-one" if lower["more"] is None else "size-bounds"
-    if len(dims) > 1 and "duck sizing" in text:
-        kind = "sizes-equal"
-    return ReadGuard(kind, first["source"], int(first["dim"]), condition=code)
-
-
-def _container(code: str, text: str) -> ReadGuard | None:
-    length = _LENGTH.match(code)
-    if length is not None:
-        if length["op"] == "!=":  # of a dict, whose keys are compared besides
-            return ReadGuard("keys-changed", length["source"], None, counted_keys(int(length["value"])))
-        return ReadGuard("length-changed", length["source"], None, length["value"] or "0")
-    for pattern in _KEYS:
-        found = pattern.match(code)
-        if found is not None:
-            groups = found.groupdict()
-            source = groups.get("source") or groups.get("view") or ""
-            if pattern is _KEYS[0]:
-                index = groups["index"]
-                return ReadGuard(
-                    "keys-changed", source, None if index is None else int(index), groups["value"].strip("[]")
-                )
-            sides = (f"with {groups['value']}", f"without {groups['value']}")
-            return ReadGuard("keys-changed", source, None, *(reversed(sides) if groups.get("no") else sides))
-    attribute = _ATTRIBUTE.match(code)
-    if attribute is not None:
-        name = attribute["value"].strip("'")
-        sides = ("absent", "present") if attribute["no"] else ("present", "absent")
-        return ReadGuard("attribute-changed", f"{attribute['source']}.{name}", None, *sides)
-    empty = re.match(r"not (?P<source>[\w.\[\]'\"]+)$", code)
-    return None if empty is None else ReadGuard("length-changed", empty["source"], None, "0")
+    kind, sides = check.kind, (f"with {lost}", f"without {lost}")
+    if devices[0] != devices[1]:
+        kind, sides = "device-changed", (devices[0], devices[1])
+    elif lost.startswith("Autograd") and not gained:
+        sides = ("an ordinary tensor", "an inference tensor")
+    elif gained.startswith("Autograd") and not lost:
+        sides = ("an inference tensor", "an ordinary tensor")
+    elif gained:
+        sides = (f"without {gained}", f"with {gained}")
+    return msgspec.structs.replace(check, kind=kind, expected=sides[0], actual=sides[1])
 
 
 def counted_keys(number: int) -> str:
     """The keys of a dict of which no more is known than how many there are."""
     return "1 key" if number == 1 else f"{number} keys"
-
-
-def _value(code: str, text: str) -> ReadGuard | None:
-    if _COMPARED.search(code):
-        name = re.search(r"[A-Za-z_][\w.\[\]'\"]*", code)
-        return ReadGuard("value-condition", "" if name is None else name[0], condition=code)
-    found = _EQUAL.match(code)
-    if found is None:
-        return None
-    source, expected = found["source"], found["value"]
-    hint = "integer attributes of the nn.Module" in text
-    return ReadGuard(_value_kind(source, expected), source, None, expected, static_module_int=hint)
-
-
-def _value_kind(source: str, expected: str) -> str:
-    if source.startswith("G["):
-        return "global-changed"
-    if source.endswith(".training"):
-        return "training-mode-changed"
-    if "." in source:
-        return "attribute-changed"
-    try:
-        value = ast.literal_eval(expected)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return "constant-changed"
-    kinds = {bool: "bool-changed", int: "int-changed", float: "float-changed", str: "string-changed"}
-    return kinds.get(type(value), "constant-changed")
-
-
-def _type_name(text: str) -> str:
-    found = re.search(r"'(.+?)'", text)
-    return text if found is None else found[1]
-
-
-def _local(source: str) -> str:
-    return re.sub(r"L\[['\"](.*?)['\"]\]", r"\1", source)
 
 
 def readable(source: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -18,12 +17,11 @@ from graphprobe.analysis.recompile_facts import (
     counted_keys,
     readable,
     root_name,
-    tidy,
 )
-from graphprobe.analysis.recompile_remedies import RemedyCase, remedies
+from graphprobe.analysis.recompile_rules import RULES
 from graphprobe.store import layout
 from graphprobe.store.files import read_file
-from graphprobe.store.reader import Model, Run
+from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
 
 Aspect = tuple[str, str, int | None]
@@ -35,6 +33,7 @@ MODES = frozenset(
 )
 """Kinds that are about the process, or the backend, and not about the call."""
 
+ACCUMULATED = "accumulated_recompile_limit"
 ANY = "any"
 _MADE_DYNAMIC = frozenset({"size-changed", "int-changed", "float-changed"})
 
@@ -52,6 +51,7 @@ MAX_CALLERS = 5
 """Calling lines that a group keeps."""
 
 TAP = "recompiles"
+_NUMBER = re.compile(r"-?[\d.]+(?:e[+-]?\d+)?")
 
 
 class Versions(msgspec.Struct):
@@ -78,17 +78,16 @@ class Cause(msgspec.Struct, frozen=True):
         kind: slug; more precise than the check's, with what is known of the function.
         check: the guard, read.
         guard: as it was noted; None when torch gave none.
-        values: what was expected and what came.
     """
 
     kind: str
     check: ReadGuard
     guard: FailedGuard | None
-    values: tuple[str, ...]
 
-    def sentence(self, name: str, values: list[str], limit: int | None) -> str:
-        """The cause in words, with all the values seen of the group; `limit` is that of the function."""
-        return _sentence(self.kind, self.check, name, values, limit)
+    @property
+    def values(self) -> list[str]:
+        """What was expected and what came."""
+        return [value for value in (self.check.expected, self.check.actual) if value is not None]
 
 
 def causes_of(fact: Recompile, versions: Versions) -> list[Cause]:
@@ -101,7 +100,7 @@ def causes_of(fact: Recompile, versions: Versions) -> list[Cause]:
     """
     read = [(guard, _learnt(_completed(check_from_text(guard.text), guard), guard, versions)) for guard in fact.guards]
     if not read:
-        return [Cause("unexplained", ReadGuard("unexplained"), None, ())]
+        return [Cause("unexplained", ReadGuard("unexplained"), None)]
     nearest = _nearest(read, fact)
     fresh = [(guard, check) for guard, check in nearest if _is_new(check, nearest, versions)]
     versions.add(fact, [check for _, check in read])
@@ -206,8 +205,7 @@ def _cause(guard: FailedGuard, check: ReadGuard, fact: Recompile) -> Cause:
     if check.kind == "alias-changed" and guard.actual not in (None, "Tensor"):
         # Two objects that are no tensors: the first is compared with the second by identity.
         check = ReadGuard("object-changed", check.source.partition(" and ")[0], actual=guard.actual)
-    values = tuple(value for value in (check.expected, check.actual) if value is not None)
-    return Cause(_kind(check, guard, fact), check, guard, values)
+    return Cause(_kind(check, guard, fact), check, guard)
 
 
 def _kind(check: ReadGuard, guard: FailedGuard, fact: Recompile) -> str:
@@ -220,49 +218,6 @@ def _kind(check: ReadGuard, guard: FailedGuard, fact: Recompile) -> str:
     if other and part and check.kind in _OF_AN_INSTANCE:
         return "instance-changed"
     return "closure-changed" if around and check.kind in _OF_A_VARIABLE else check.kind
-
-
-def _sentence(kind: str, check: ReadGuard, name: str, values: list[str], limit: int | None) -> str:
-    seen = ("; " if kind == "keys-changed" else ", ").join(values)
-    dim = f"dim {check.dim} of {name}"
-    condition = re.sub(r"\s+", " ", check.condition or "")
-    texts = {
-        "size-changed": f"the size of {dim} changed: {seen}",
-        "size-zero-one": f"the size of {dim} is {' or '.join(values) or '0 or 1'}, which torch compiles by itself",
-        "size-condition": f"the size of {dim} does not meet what the code asked of it: {condition}",
-        "sizes-equal": f"two sizes are equal no more: {condition}",
-        "stride-changed": f"the stride of {dim} changed: {seen}",
-        "dtype-changed": f"the dtype of {name} changed: {seen}",
-        "rank-changed": f"the number of dimensions of {name} changed: {seen}",
-        "requires-grad-changed": f"requires_grad of {name} changed: {seen}",
-        "device-changed": f"the device of {name} changed: {seen}",
-        "tensor-state-changed": f"{name} is another sort of tensor: {seen}",
-        "tensor-class-changed": f"the class of {name} changed: {seen}",
-        "dynamic-mark-changed": "a tensor was marked (mark_dynamic or its like) after the function had been compiled",
-        "alias-changed": f"whether {name} are one and the same tensor changed",
-        "none-changed": f"{name} is None in some calls and not in others: {seen}",
-        "type-changed": f"the type of {name} changed: {seen}",
-        "function-changed": f"{name} is another function object" + (f": {seen}" if seen else ""),
-        "object-changed": f"{name} is another object" + (f": {seen}" if seen else ""),
-        "object-freed": f"{name}, for which the function was compiled, no longer exists",
-        "instance-changed": f"another instance, whose {name} differs: {seen}",
-        "training-mode-changed": f"{name} changed: {seen}",
-        "global-changed": f"the global {name} changed: {seen}",
-        SHARED: f"one piece of code is compiled for several: {', '.join(map(short_name, values))}; each has versions "
-        "of its own, and they share the limit" + ("" if limit is None else f" of {limit}"),
-        "closure-changed": f"{name}, which the function takes from around it, changed: {seen}",
-        "length-changed": f"the length of {name} changed: {seen}",
-        "keys-changed": f"the keys of {name} changed: {seen}",
-        "value-condition": f"{name} does not meet what the code asked of it: {condition}",
-        "grad-mode-changed": "whether gradients are recorded changed (torch.no_grad, inference_mode, enable_grad)",
-        "autocast-changed": f"autocast changed: {condition}",
-        "global-state-changed": f"a setting of torch changed: {condition}",
-        "function-mode-changed": "the torch function modes, such as `with torch.device(...)`, changed",
-        "backend-changed": "the function was given to torch.compile with another backend object",
-        "unexplained": "torch found no guard that fails",
-        "other": f"a guard failed: {condition}",
-    }
-    return texts.get(kind, f"{name} changed: {seen}")
 
 
 def short_name(owner: str) -> str:
@@ -367,18 +322,20 @@ def report_from_facts(
     facts = list(facts)
     versions: dict[object, Versions] = {}  # of each code, which models of several names may share
     grouped: dict[tuple[object, ...], list[tuple[Recompile, Cause]]] = {}
+    limits: dict[tuple[object, ...], Group] = {}
     for fact in facts:
+        if fact.limit_hit is not None:
+            limits.setdefault((*_function_key(fact), fact.limit_hit), _group([(fact, _limit(fact))]))
         for key, cause in keyed_causes(fact, versions):
             grouped.setdefault(key, []).append((fact, cause))
     groups = sorted((_group(members) for members in grouped.values()), key=lambda group: -group.count)
     functions = _functions(facts)
-    limits = [_limit_group(fact) for fact in _first_limits(facts)]
     return RecompileReport(
         guard_failures=len(facts),
         recompilations=sum(function.recompilations for function in functions),
         allowed=allowed,
         functions=functions,
-        groups=[*limits, *groups],
+        groups=[*limits.values(), *groups],
         complete=complete,
         notes=list(notes),
     )
@@ -410,25 +367,11 @@ def _function_key(fact: Recompile) -> tuple[str, int, str]:
 
 def _group(members: list[tuple[Recompile, Cause]]) -> Group:
     fact, first = members[0]
-    checks = [cause.check for _, cause in members]
     values = _ordered([value for _, cause in members for value in cause.values])
     name = readable(first.check.source)
     place = next((cause.guard for _, cause in members if cause.guard is not None and cause.guard.where), None)
     where = None if place is None else place.where
-    expected = {cause.check.expected for _, cause in members}
-    case = RemedyCase(
-        name=name or "it",
-        dim=first.check.dim,
-        values=tuple(values),
-        where="" if where is None else f"line {where.line} of {os.path.basename(where.file)}",
-        function=function_name(fact.function),
-        count=len(members),
-        dynamic=fact.dynamic,
-        automatic_dynamic=fact.automatic_dynamic,
-        specialized=len(expected) > 1 and fact.automatic_dynamic and fact.dynamic is not False,
-        parameter=any(check.parameter for check in checks),
-        static_module_int=any(check.static_module_int for check in checks),
-    )
+    cause, remedies = RULES[first.kind].told(_names(fact, first, name, values, where), _true(fact, members, values))
     return Group(
         kind=first.kind,
         function=fact.function,
@@ -439,17 +382,52 @@ def _group(members: list[tuple[Recompile, Cause]]) -> Group:
         name=name,
         dim=first.check.dim,
         values=values,
-        cause=first.sentence(name, values, fact.limit),
-        remedies=remedies(first.kind, case),
+        cause=cause,
+        remedies=remedies,
         count=len(members),
         compile_ids=[member.compile_id for member, _ in members if member.compile_id is not None],
         callers=list(dict.fromkeys(member.caller for member, _ in members if member.caller is not None))[:MAX_CALLERS],
-        torch_says=fact.guards[0].text if first.guard is None and fact.guards else _text(first),
+        torch_says="" if first.guard is None else first.guard.text,
     )
 
 
-def _text(cause: Cause) -> str:
-    return "" if cause.guard is None else cause.guard.text
+def _names(fact: Recompile, cause: Cause, name: str, values: list[str], where: CodeLine | None) -> dict[str, str]:
+    """What the sentences of a rule may name."""
+    seen = ("; " if cause.kind == "keys-changed" else ", ").join(values)
+    owner, _, attribute = name.rpartition(".")
+    function = function_name(fact.function)
+    return {
+        "name": name or "it",
+        "dim": str(cause.check.dim),
+        "values": seen,
+        "first": values[0] if values else name,
+        "seen": str(len(values)),
+        "either": " or ".join(values) or "0 or 1",
+        "which": f": {seen}" if seen else "",
+        "condition": re.sub(r"\s+", " ", cause.check.condition or ""),
+        "owner": owner or "self",
+        "attribute": attribute,
+        "classes": ", ".join(map(short_name, values)),
+        "of_limit": "" if fact.limit is None else f" of {fact.limit}",
+        "versions": str(fact.all_versions if name == ACCUMULATED else fact.versions),
+        "where": function if where is None else f"line {where.line} of {os.path.basename(where.file)}",
+        "function": function,
+    }
+
+
+def _true(fact: Recompile, members: list[tuple[Recompile, Cause]], values: list[str]) -> set[str]:
+    """What is true of the group, as far as remedies depend on it."""
+    checks = [cause.check for _, cause in members]
+    several = len({check.expected for check in checks}) > 1
+    facts = {
+        "parameter": any(check.parameter for check in checks),
+        "specialized": several and fact.automatic_dynamic and fact.dynamic is not False,
+        "static": fact.dynamic is False,
+        "numbers": bool(values) and all(_NUMBER.fullmatch(value) for value in values),
+        "static int": any(check.static_module_int for check in checks),
+        "absent": "absent" in values,
+    }
+    return {name for name, holds in facts.items() if holds}
 
 
 def _ordered(values: Iterable[str]) -> list[str]:
@@ -480,66 +458,24 @@ def _functions(facts: Sequence[Recompile]) -> list[Function]:
     return sorted(found.values(), key=lambda function: -function.recompilations)
 
 
-def _first_limits(facts: Sequence[Recompile]) -> list[Recompile]:
-    firsts: dict[tuple[object, ...], Recompile] = {}
-    for fact in facts:
-        if fact.limit_hit is not None:
-            firsts.setdefault((*_function_key(fact), fact.limit_hit), fact)
-    return list(firsts.values())
-
-
-def _limit_group(fact: Recompile) -> Group:
-    accumulated = fact.limit_hit == "accumulated_recompile_limit"
-    limit = fact.accumulated_limit if accumulated else fact.limit
-    versions = fact.all_versions if accumulated else fact.versions
-    name = function_name(fact.function)
-    case = RemedyCase(
-        name=name,
-        function=name,
-        count=versions or 0,
-        dynamic=fact.dynamic,
-        automatic_dynamic=fact.automatic_dynamic,
-        limit=fact.limit_hit,
-    )
-    return Group(
-        kind="limit-reached",
-        function=fact.function,
-        file=fact.file,
-        line=fact.line,
-        where=CodeLine(fact.file, fact.line, fact.function),
-        name=str(fact.limit_hit),
-        values=[] if limit is None else [str(limit)],
-        cause=f"{name} has {versions} compiled versions, and torch._dynamo.config.{fact.limit_hit} is {limit}: "
-        "calls that none of them fits run uncompiled from here on (with fullgraph=True they raise)",
-        remedies=remedies("limit-reached", case),
-        count=1,
-        compile_ids=[] if fact.compile_id is None else [fact.compile_id],
-        callers=[] if fact.caller is None else [fact.caller],
-    )
+def _limit(fact: Recompile) -> Cause:
+    """The limit that the call ran into."""
+    limit = fact.accumulated_limit if fact.limit_hit == ACCUMULATED else fact.limit
+    check = ReadGuard("limit-reached", str(fact.limit_hit), actual=None if limit is None else str(limit))
+    return Cause(check.kind, check, FailedGuard("", "", CodeLine(fact.file, fact.line, fact.function)))
 
 
 def report_from_run(run: Run, *, allowed: int = 0) -> RecompileReport:
-    """Group the recompilations that a run recorded; torch is not needed.
-
-    A run of a graphprobe that did not record them is read from `compile.json`: one guard each, no values that torch
-    does not name, and nothing of limits.
-    """
+    """Group the recompilations that a run recorded; torch is not needed."""
     notes: list[str] = []
-    complete = True
+    facts = _recorded(run, notes)
     status = run.manifest.taps.get(TAP)
     if status is None:
-        notes.append("recorded before recompilations were: one guard of each is known, and limits are not")
-        facts = [fact for model in run.models() if (fact := _fact_from_model(model)) is not None]
-    else:
-        facts = _recorded(run, notes)
-        complete = not notes
-        if status.startswith("missing"):
-            complete = False
-            notes.append(f"nothing of recompilations could be recorded: {status}")
-    lost = [entry for entry in run.manifest.missing if layout.RECOMPILES in entry or "recompilation" in entry]
-    if lost:
-        complete = False
-        notes += lost
+        notes.append("recompilations were not recorded")
+    elif status.startswith("missing"):
+        notes.append(f"nothing of recompilations could be recorded: {status}")
+    notes += [entry for entry in run.manifest.missing if layout.RECOMPILES in entry or "recompilation" in entry]
+    complete = not notes
     if run.state in ("running", "killed"):
         notes.append(f"the run is {run.state}: what came until now is counted")
     return report_from_facts(facts, allowed=allowed, complete=complete, notes=notes)
@@ -561,25 +497,3 @@ def _recorded(run: Run, notes: list[str]) -> list[Recompile]:
             except UNREADABLE as error:
                 notes.append(f"{path}, line {number} cannot be read: {error}")
     return facts
-
-
-def _fact_from_model(model: Model) -> Recompile | None:
-    compiled: dict[str, Any] = model.compile
-    reason = compiled.get("recompile_reason")
-    if not isinstance(reason, str) or compiled.get("restart_of") is not None:
-        return None
-    entry, _, rest = reason.partition(": ")
-    text, _, stack = rest.partition("\nUser stack trace:\n")
-    lines = re.findall(r'File "(.+?)", line (\d{1,9}), in (.+)', stack)
-    where = CodeLine(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
-    text = tidy(text)
-    guard = FailedGuard(entry, text, where, "torch" if where else None, check_from_text(text).actual)
-    number = str(compiled.get("compile_id")).rpartition("/")[2]
-    return Recompile(
-        function=str(compiled.get("function")),
-        file=str(compiled.get("file")),
-        line=int(compiled.get("line") or 0),
-        guards=(guard,),
-        compile_id=compiled.get("compile_id"),
-        versions=int(number) if number.isdecimal() and len(number) < 10 else None,
-    )

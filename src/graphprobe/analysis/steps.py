@@ -1,16 +1,18 @@
-"""Finds the step of the compiler that began last and did not end, in a run or in a plain log of torch."""
+"""Finds the step of the compiler that began last and did not end, in a run or a log, and the log's lines on it."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
 
 import msgspec
 
-from graphprobe.analysis.log_lines import LogRecord
-from graphprobe.errors import ArtifactNotFoundError
+from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.store import layout
+from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run, State
 from graphprobe.store.step_file import StepRecord, read_steps
 
@@ -23,20 +25,150 @@ COMPONENTS = {
 }
 """What `StepRecord.component` stands for."""
 
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+LOGGERS = {
+    "dynamo": ("torch._dynamo", "torch.fx.experimental"),
+    "aot": ("torch._functorch",),
+    "inductor": ("torch._inductor",),
+    "fx": ("torch.fx",),
+}
+"""Which loggers of `debug.log` belong to a component, for a run without a file of its own for it."""
+
+_OWN = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) ([A-Z]+) (\S+) (\S+:\d+)\] (?:\[(!?[\d/_-]+)\] )?(.*)", re.S)
+_TORCH = re.compile(
+    r"(?:\[rank(\d+)\]:)?([VIWEC])(\d{4} \d\d:\d\d:\d\d)\.(\d{6}) (\d+) (\S+):(\d+)\]"
+    r"(?: \[(!?[\d/_-]+)\])?(?: \[__(\w+)\])? ?(.*)",
+    re.S,
+)
+_LETTERS = {"V": "debug", "I": "info", "W": "warning", "E": "error", "C": "critical"}
+
 _STEP = re.compile(r"\bStep \d+: (.*)")
-_BEGINS = (
-    ("dynamo", "trace", re.compile(r"torchdynamo start tracing (.+)")),
-    ("backend", "compile", re.compile(r"calling compiler function (.+)")),
-    ("inductor", "compile", re.compile(r"torchinductor compiling (.+)")),
+_SIGNS = (
+    ("dynamo", "trace", r"torchdynamo start tracing (.+)"),
+    ("backend", "compile", r"calling compiler function (.+)"),
+    ("inductor", "compile", r"torchinductor compiling (.+)"),
+    ("dynamo", None, r"torchdynamo done tracing"),
+    ("backend", None, r"done compiler function"),
+    ("inductor", None, r"torchinductor done compiling"),
 )
-_ENDS = (
-    ("dynamo", re.compile(r"torchdynamo done tracing")),
-    ("backend", re.compile(r"done compiler function")),
-    ("inductor", re.compile(r"torchinductor done compiling")),
-)
+"""Component, name of the step that begins, None where it ends, and what the log says."""
+
 _OVER = ("Restarting analysis due to", "produce_guards", "put_code_state", "run_gc_after_compile")
 _EXIT = ("TorchDynamo attempted to trace the following frames", "TorchDynamo compilation metrics")
 _DYNAMO_FAILED = re.compile(r"torch[./]_dynamo[./](exc\.|convert_frame|symbolic_convert|output_graph)")
+
+
+class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One record; `text` may have several lines.
+
+    Attributes:
+        line: number of its first line, from 1.
+        text: the message, without what stands before it.
+        raw: as it stands in the file.
+        level: `debug` to `critical`, None for text that is no log line.
+        logger: the logger, or of torch's format the source file.
+        time_ns: wall clock; a log of torch says no year, so only differences mean something. None without a time.
+        process: rank and process id, as far as the line says.
+        compile_id: torch's id of the compile, with `_N` behind it for another attempt.
+        artifact: of torch's format, the artifact.
+    """
+
+    line: int
+    text: str
+    raw: str
+    level: str | None = None
+    logger: str | None = None
+    time_ns: int | None = None
+    process: str = ""
+    compile_id: str | None = None
+    artifact: str | None = None
+
+
+def records_from_text(text: str) -> list[LogRecord]:
+    """The records of a log; lines that begin none belong to the one before, or are a record of their own."""
+    found: list[LogRecord] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        record = _begun(number, line)
+        before = found[-1] if found else None
+        if record is None and before is not None and (before.level is None or _OWN.match(before.raw)):
+            found[-1] = msgspec.structs.replace(before, text=f"{before.text}\n{line}", raw=f"{before.raw}\n{line}")
+        else:
+            found.append(record or LogRecord(number, line, line))
+    return found
+
+
+def records_from_file(path: Path, *, below: Path | None = None) -> list[LogRecord]:
+    """The records of a log; raises UsageError where it cannot be read, or is a link that leads out of `below`."""
+    try:
+        return records_from_text(read_file(path, below=below).decode("utf-8", "replace"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def component_records(run: Run, component: str | None) -> list[LogRecord]:
+    """The records of one component of a run, from its file or else from `debug.log`; of all for None.
+
+    Raises:
+        UsageError: the run has no such log; the message lists those it has.
+    """
+    if component is not None:
+        path = run.tool_dir / layout.log_file(component)
+        if path.is_file():
+            return records_from_file(path, below=run.tool_dir)
+        if component not in LOGGERS:
+            known = sorted({*LOGGERS, *(path.stem for path in (run.tool_dir / layout.LOGS).glob("*.log"))})
+            raise UsageError(
+                f"the run has no log {component!r}",
+                hint=f"it has {', '.join(known)}; graphprobe run --logs +NAME collects another",
+            )
+    main = run.tool_dir / layout.LOG
+    records = records_from_file(main, below=run.tool_dir) if main.exists() else []
+    if component is None:
+        return records
+    return [record for record in records if _is_of(record, component)]
+
+
+def text_records(records: Iterable[LogRecord], component: str) -> list[LogRecord]:
+    """The records of one component or artifact in a log of torch."""
+    return [
+        record
+        for record in records
+        if record.artifact == component or (record.artifact is None and _is_of(record, component))
+    ]
+
+
+def at_least(records: Iterable[LogRecord], level: str) -> Iterator[LogRecord]:
+    """Those of `level` or worse; text that is no log line is none."""
+    for record in records:
+        if record.level is not None and LEVELS.get(record.level, 0) >= LEVELS[level]:
+            yield record
+
+
+def _begun(number: int, line: str) -> LogRecord | None:
+    own = _OWN.fullmatch(line)
+    if own is not None:
+        when, level, logger, _, compile_id, text = own.groups()
+        moment = datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").timestamp()
+        return LogRecord(number, text, line, level.lower(), logger, int(moment * 1e9), "", compile_id)
+    theirs = _TORCH.fullmatch(line)
+    if theirs is None:
+        return None
+    rank, letter, when, micro, pid, file, _, compile_id, artifact, text = theirs.groups()
+    try:
+        # A leap year, so that the 29th of February is a day.
+        moment = datetime.strptime(f"2000{when}", "%Y%m%d %H:%M:%S").timestamp()
+    except ValueError:
+        return None
+    process = f"rank {rank}, process {pid}" if rank is not None else f"process {pid}"
+    time_ns = int(moment) * 10**9 + int(micro) * 1000
+    return LogRecord(number, text, line, _LETTERS[letter], file, time_ns, process, compile_id, artifact)
+
+
+def _is_of(record: LogRecord, component: str) -> bool:
+    """Whether its logger, or its file, is one of the component's."""
+    name = f".{(record.logger or '').removesuffix('.py').replace('/', '.')}."
+    return any(f".{family}." in name for family in LOGGERS.get(component, (component,)))
 
 
 class StepReport(msgspec.Struct, kw_only=True):
@@ -116,12 +248,9 @@ def conclude(report: StepReport, steps: Sequence[StepRecord]) -> None:
 
 def described(step: StepRecord) -> str:
     """`Inductor: compile C++ /tmp/…/x.so (model__0 forward, compile 0/0)`."""
-    where = [] if step.model is None else [layout.model_folder(step.model)]
-    if step.direction is not None:
-        where.append(step.direction)
-    inside = " ".join(where)
-    if step.compile_id is not None:
-        inside = f"{inside}, compile {step.compile_id}" if inside else f"compile {step.compile_id}"
+    model = None if step.model is None else layout.model_folder(step.model)
+    compiled = None if step.compile_id is None else f"compile {step.compile_id}"
+    inside = ", ".join(filter(None, (" ".join(filter(None, (model, step.direction))), compiled)))
     detail = f" {step.detail}" if step.detail else ""
     return f"{COMPONENTS.get(step.component, step.component)}: {step.name}{detail}{f' ({inside})' if inside else ''}"
 
@@ -162,45 +291,43 @@ class _Open(msgspec.Struct):
     failed: bool = False
     """A traceback speaks of it."""
 
+    def close(self, record: LogRecord) -> None:
+        self.record = msgspec.structs.replace(self.record, end_ns=record.time_ns or self.record.begin_ns or 1)
+
 
 class _Process:
-    """The steps of one process, in order."""
+    """The steps of one process, among those of all."""
 
-    def __init__(self, name: str, thread: int) -> None:
-        self.name, self.thread = name, thread
-        self.all: list[_Open] = []
+    def __init__(self, name: str, thread: int, all_: list[_Open]) -> None:
+        self.name, self.thread, self._all = name, thread, all_
 
-    def begin(self, step: int, component: str, name: str, detail: str, record: LogRecord) -> None:
+    def begin(self, component: str, name: str, detail: str, record: LogRecord) -> None:
         if component == "dynamo":
             self.imply(None, record)  # Dynamo traces one function at a time
-        begun = StepRecord(
-            step, component, name, detail, None, None, record.compile_id, self.thread, record.time_ns or 0
-        )
-        self.all.append(_Open(begun))
+        where = (detail, None, None, record.compile_id, self.thread, record.time_ns or 0)
+        self._all.append(_Open(StepRecord(len(self._all), component, name, *where)))
 
     def end(self, component: str, record: LogRecord) -> None:
         """The innermost open step of the component, and what is inside it."""
         open_ = self.open()
-        for at in range(len(open_) - 1, -1, -1):
-            if open_[at].record.component == component:
-                for one in open_[at:]:
-                    self._close(one, record)
-                return
+        places = [at for at, one in enumerate(open_) if one.record.component == component]
+        for one in open_[places[-1] :] if places else ():
+            one.close(record)
 
     def imply(self, compile_id: str | None, record: LogRecord) -> None:
         """Tracing is over, unless a backend is at work inside it; torch says so only where a function returns."""
         open_ = self.open()
-        if open_ and (compile_id is None or open_[-1].record.compile_id == compile_id):
-            innermost = open_[-1]
-            if innermost.record.component == "dynamo" or compile_id is None:
-                innermost.implied = True
-                self._close(innermost, record)
-                if compile_id is None:
-                    self.imply(None, record)
+        if compile_id is not None:
+            open_ = [
+                one for one in open_[-1:] if (one.record.component, one.record.compile_id) == ("dynamo", compile_id)
+            ]
+        for one in open_:
+            one.implied = True
+            one.close(record)
 
     def dynamo_failed(self) -> None:
         """A traceback out of Dynamo: what seemed over was left by an exception."""
-        last = self.all[-1] if self.all else None
+        last = next((one for one in reversed(self._all) if one.record.thread == self.thread), None)
         if last is not None and last.implied and last.record.component == "dynamo":
             last.record = msgspec.structs.replace(last.record, end_ns=None)
             last.failed = True
@@ -212,28 +339,39 @@ class _Process:
             self.imply(open_[-1].record.compile_id, record)
 
     def open(self) -> list[_Open]:
-        return [one for one in self.all if one.record.end_ns is None]
+        return [one for one in self._all if one.record.thread == self.thread and one.record.end_ns is None]
 
-    def _close(self, one: _Open, record: LogRecord) -> None:
-        one.record = msgspec.structs.replace(one.record, end_ns=record.time_ns or one.record.begin_ns or 1)
+    def follow(self, record: LogRecord) -> None:
+        """What the record says of a step."""
+        said = _STEP.search(record.text)
+        if said is None:
+            if record.text.startswith(_OVER) and record.compile_id is not None:
+                self.imply(record.compile_id, record)
+            elif record.text.startswith(_EXIT):
+                self.leave_tracing(record)
+            return
+        for component, name, pattern in _SIGNS:
+            match = re.match(pattern, said[1])
+            if match and name is not None:
+                self.begin(component, name, match[1], record)
+            elif match:
+                self.end(component, record)
 
 
 def report_from_records(records: Sequence[LogRecord]) -> StepReport:
     """What the `Step` lines of a log say; several processes in one log are told apart by their ids."""
     processes: dict[str, _Process] = {}
-    count = 0
+    steps: list[_Open] = []
     current: _Process | None = None
     for record in records:
-        if record.level is None and not _STEP.search(record.text):
-            if current is not None and _DYNAMO_FAILED.search(record.text):
-                current.dynamo_failed()
-            continue
-        current = processes.setdefault(record.process, _Process(record.process, len(processes)))
-        count += _take(current, record, count)
+        if record.level is not None or _STEP.search(record.text):
+            current = processes.setdefault(record.process, _Process(record.process, len(processes), steps))
+            current.follow(record)
+        elif current is not None and _DYNAMO_FAILED.search(record.text):
+            current.dynamo_failed()
     times = [record.time_ns for record in records if record.time_ns is not None]
-    steps = [one.record for process in processes.values() for one in process.all]
     report = StepReport(end_ns=max(times, default=None), end_is="last line")
-    conclude(report, sorted(steps, key=lambda step: step.step))
+    conclude(report, [one.record for one in steps])
     if not steps:
         report.notes.append(
             "no `Step` line is in it: they are written at the level INFO, e.g. TORCH_LOGS=dynamo,aot,inductor"
@@ -244,24 +382,3 @@ def report_from_records(records: Sequence[LogRecord]) -> StepReport:
         if report.open:
             report.notes.append(f"the open step is that of {names[report.open[-1].thread or 0]}")
     return report
-
-
-def _take(process: _Process, record: LogRecord, count: int) -> int:
-    """Follow one record; 1 where a step began."""
-    said = _STEP.search(record.text)
-    text = said[1] if said else record.text
-    if said:
-        for component, name, pattern in _BEGINS:
-            match = pattern.match(text)
-            if match:
-                process.begin(count, component, name, match[1].partition("\n")[0], record)
-                return 1
-        for component, pattern in _ENDS:
-            if pattern.match(text):
-                process.end(component, record)
-        return 0
-    if text.startswith(_OVER) and record.compile_id is not None:
-        process.imply(record.compile_id, record)
-    elif text.startswith(_EXIT):
-        process.leave_tracing(record)
-    return 0

@@ -16,7 +16,7 @@ import msgspec
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
-from graphprobe.analysis.timing_records import Profile, Span
+from graphprobe.analysis.timing import Profile, Span
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Event
 from graphprobe.store import layout

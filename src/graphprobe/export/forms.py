@@ -159,7 +159,7 @@ def _chrome_trace(request: Request) -> Exported:
 
     left_out: list[str] = []
     if request.kind == "profile":
-        from graphprobe.analysis.timing_records import read_profile
+        from graphprobe.analysis.timing import read_profile
 
         count = chrome_trace.export_profile(read_profile(request.path), request.out)
         return Exported([request.out], count, "spans")

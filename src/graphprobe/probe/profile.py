@@ -13,8 +13,7 @@ from typing import IO
 import torch
 
 import graphprobe
-from graphprobe.analysis.timing import TimingSummary, summary_of
-from graphprobe.analysis.timing_records import CacheEvent, Compile, Profile, Span, write_profile
+from graphprobe.analysis.timing import CacheEvent, Compile, Profile, Span, TimingSummary, summary_of, write_profile
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
 from graphprobe.internals.compiler_settings import own_passes

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.analysis.breaks import BreakReport
-from graphprobe.analysis.timing import summary_of
-from graphprobe.analysis.timing_records import Profile
+from graphprobe.analysis.timing import Profile, summary_of
 from graphprobe.compare.run import Comparison
 from graphprobe.findings import Diagnosis, FunctionDiagnosis
 from graphprobe.report import comparison, diagnosis, explanation, profile_text

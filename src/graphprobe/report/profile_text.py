@@ -9,8 +9,15 @@ from typing import IO, Any
 import msgspec
 
 from graphprobe.analysis.recompiles import function_name
-from graphprobe.analysis.timing import CacheRow, FunctionRow, TimingChange, TimingDiff, TimingSummary, summary_of
-from graphprobe.analysis.timing_records import Profile
+from graphprobe.analysis.timing import (
+    CacheRow,
+    FunctionRow,
+    Profile,
+    TimingChange,
+    TimingDiff,
+    TimingSummary,
+    summary_of,
+)
 from graphprobe.report.document import Code, Content, Grid, Muted, SourcePlace
 from graphprobe.report.terminal import grid_lines, print_closing, print_lines
 

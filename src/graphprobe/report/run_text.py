@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.analysis.log_lines import LogRecord
 from graphprobe.analysis.recompile_facts import CodeLine
 from graphprobe.analysis.recompiles import Function, Group, RecompileReport, function_name
-from graphprobe.analysis.steps import StepReport, described
+from graphprobe.analysis.steps import LogRecord, StepReport, described
 from graphprobe.report.document import counted
 from graphprobe.report.terminal import print_closing
 from graphprobe.settings import text_from_size

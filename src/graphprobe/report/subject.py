@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from graphprobe.analysis.timing_records import FORMAT as PROFILE_FORMAT
+from graphprobe.analysis.timing import FORMAT as PROFILE_FORMAT
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import ROWS, SUMMARY
 from graphprobe.errors import RunNotFoundError, UsageError

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from graphprobe.cli.ending import AtSignal, at_signal
 from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
-from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, new_file
+from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, JsonTo, new_file
 from graphprobe.cli.target import (
     TargetCommand,
     call_from_file,
@@ -25,7 +24,7 @@ from graphprobe.cli.target import (
     words_of,
 )
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.visible import echo, visible, write
+from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
@@ -75,14 +74,14 @@ def command(
         words = (layout.ROOT,)
     if not named and not (words and words[0]):
         raise UsageError("nothing to explain", hint="graphprobe explain SCRIPT [ARGS], or RUN, or FILE.py:CALLABLE")
-    printed = json_path == STDOUT
-    out = None if printed else new_file("--json", json_path, b'"not_observed"', force=force)
+    out = None if json_path == STDOUT else new_file("--json", json_path, b'"not_observed"', force=force)
+    json_to = JsonTo(json_path, out)
     target = "" if named else words[0]
     if not named and is_run(target):
         if backend is not None or dynamic is not None or only_function:
             raise UsageError("--backend, --dynamic and --only-function: a run has been compiled already")
         _refuse(target, words[1:])
-        ctx.exit(_run(target, out, printed=printed))
+        ctx.exit(_run(target, json_to))
     if backend is not None:
         check_backend(backend)
     name = callable_of(target)
@@ -95,10 +94,10 @@ def command(
         )
     with filtered(only_function) as only:
         if name is not None:
-            ended = _function(target, name, backend, dynamic, out, printed=printed)
+            ended = _function(target, name, backend, dynamic, json_to)
         else:
             program, typed = program_of(module, code, words), words_of(module, code, words)
-            ended = _program(program, typed, backend, dynamic, out, printed=printed)
+            ended = _program(program, typed, backend, dynamic, json_to)
     ctx.exit(exit_code(only, ended))
 
 
@@ -107,40 +106,32 @@ def _refuse(target: str, arguments: tuple[str, ...]) -> None:
         raise UsageError(f"{target} takes no arguments, and got {' '.join(arguments)!r}")
 
 
-def _run(target: str, out: Path | None, *, printed: bool) -> int:
+def _run(target: str, json_to: JsonTo) -> int:
     from graphprobe.analysis.breaks import report_from_run
     from graphprobe.store.reader import Run
 
     report, notes = report_from_run(Run.open(target))
     follow = {"whole": ("recompiles", target), "undecided": ("logs", target), "breaks": ("report", target)}
-    _show(target, report, notes, out, follow, printed=printed)
+    _show(target, report, notes, json_to, follow)
     if report.found:
         return EXIT_FOUND
     return EXIT_UNDECIDED if notes else EXIT_OK
 
 
-def _function(
-    target: str, name: str, backend: str | None, dynamic: bool | None, out: Path | None, *, printed: bool
-) -> int:
+def _function(target: str, name: str, backend: str | None, dynamic: bool | None, json_to: JsonTo) -> int:
     base = Path.cwd()
     fn, args, kwargs = call_from_file(target.rpartition(":")[0], name)
     from graphprobe.backends.explain import explain
 
     found = explain(fn, inner=backend or "eager", dynamic=dynamic)(*args, **kwargs)
-    _show(target, found.report, found.notes, out, _again([target]), printed=printed, base=base)
+    _show(target, found.report, found.notes, json_to, _again([target]), base=base)
     if found.report.found:
         return EXIT_FOUND
     return EXIT_UNDECIDED if found.notes or not found.graphs else EXIT_OK
 
 
 def _program(
-    program: ScriptTarget,
-    typed: list[str],
-    backend: str | None,
-    dynamic: bool | None,
-    out: Path | None,
-    *,
-    printed: bool,
+    program: ScriptTarget, typed: list[str], backend: str | None, dynamic: bool | None, json_to: JsonTo
 ) -> int:
     from graphprobe.backends.explanation import ProgramWatch
     from graphprobe.probe import script
@@ -149,11 +140,10 @@ def _program(
     script.check(program)
     base = Path.cwd()  # the script may go elsewhere
     target = program.name
-    watch = ProgramWatch(None if printed else lambda row: print_found(row, base))
+    watch = ProgramWatch(None if json_to.printed else lambda row: print_found(row, base))
 
     def known(why: str) -> None:
-        ended = f"the script was {why}"
-        _show(target, *watch.report(), out, _again(typed), printed=printed, base=base, ended=ended)
+        _show(target, *watch.report(), json_to, _again(typed), base=base, ended=f"the script was {why}")
 
     watch.start()
     try:
@@ -168,7 +158,7 @@ def _program(
             f"{target} compiled nothing: Dynamo was given no function with tensors",
             hint="does it call what torch.compile returned? is TORCH_COMPILE_DISABLE set?",
         )
-    _show(target, report, notes, out, _again(typed), printed=printed, base=base, ended=problem)
+    _show(target, report, notes, json_to, _again(typed), base=base, ended=problem)
     if report.found:
         return EXIT_FOUND
     return EXIT_UNDECIDED if problem is not None or notes else EXIT_OK
@@ -183,29 +173,21 @@ def _show(
     target: str,
     report: BreakReport,
     notes: list[str],
-    out: Path | None,
+    json_to: JsonTo,
     follow: Mapping[str, tuple[str, ...]],
     *,
-    printed: bool,
     base: Path | None = None,
     ended: str | None = None,
 ) -> None:
-    document: dict[str, Any] = {"target": target, "ended": ended, "not_observed": notes, **report.to_json()}
-    text = json.dumps(document, indent=2, ensure_ascii=False)
-    if printed:
-        write(f"{visible(text)}\n")
+    if json_to.replaces_text(lambda: {"target": target, "ended": ended, "not_observed": notes, **report.to_json()}):
         return
     from graphprobe.report.explanation import print_end, print_report
 
     print_report(report, notes=notes, base=base)
     if ended is not None:
         echo(f"{target}: {ended}")
-    if out is not None:
-        try:
-            out.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--json {out}: it cannot be written: {error.strerror}") from error
-        echo(f"Wrote {out}")
+    if json_to.file is not None:
+        echo(f"Wrote {json_to.file}")
     echo()
     commands = {verdict: ["graphprobe", *words] for verdict, words in follow.items()}
     print_end(report, follow=commands, undecided=ended or (notes[0] if notes else "") or _nothing(report), base=base)

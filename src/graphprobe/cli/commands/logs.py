@@ -14,8 +14,7 @@ from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
 if TYPE_CHECKING:
-    from graphprobe.analysis.log_lines import LogRecord
-    from graphprobe.analysis.steps import StepReport
+    from graphprobe.analysis.steps import LogRecord, StepReport
 
 TAIL = 10
 
@@ -45,17 +44,17 @@ def command(
     Exit codes: 0 no step is open, or the process still runs, 1 a step did not end, 2 wrong usage, 125 a text without
     any step. A step that an exception ended, with the program, counts as one that did not end.
     """
-    from graphprobe.analysis import log_lines
+    from graphprobe.analysis import steps
     from graphprobe.report import run_text
     from graphprobe.report.terminal import print_lines
 
-    if level is not None and level not in log_lines.LEVELS:
-        raise UsageError(f"--level {level}: there is no such level", hint=f"levels: {', '.join(log_lines.LEVELS)}")
+    if level is not None and level not in steps.LEVELS:
+        raise UsageError(f"--level {level}: there is no such level", hint=f"levels: {', '.join(steps.LEVELS)}")
     report, records, shown, source = _read(run, component)
     if component is None:
         records = _around_the_step(report, records, unasked=tail is None and level is None)
     if level is not None:
-        records = list(log_lines.at_least(records, level))
+        records = list(steps.at_least(records, level))
     if tail is not None or component is None:
         kept = TAIL if tail is None else tail
         records = records[len(records) - kept :] if kept < len(records) else records
@@ -83,18 +82,18 @@ def _follow(report: StepReport, run: str) -> list[str]:
 
 def _read(run: str, component: str | None) -> tuple[StepReport, list[LogRecord], str | None, str]:
     """What the steps say, lines of the log, whose they are (None: all), and where they are from."""
-    from graphprobe.analysis import log_lines, steps
+    from graphprobe.analysis import steps
     from graphprobe.store.reader import Run
 
     if run != "-" and not Path(run).is_file():
         opened = Run.open(run)
         report = steps.report_from_run(opened)
         shown = _component_of(report) if component is None else component
-        return report, log_lines.component_records(opened, shown), shown, str(opened.run_dir)
-    records = log_lines.records_from_text(sys.stdin.read()) if run == "-" else log_lines.records_from_file(Path(run))
+        return report, steps.component_records(opened, shown), shown, str(opened.run_dir)
+    records = steps.records_from_text(sys.stdin.read()) if run == "-" else steps.records_from_file(Path(run))
     report = steps.report_from_records(records)
     shown = _component_of(report) if component is None else component
-    return report, records if shown is None else log_lines.text_records(records, shown), shown, run
+    return report, records if shown is None else steps.text_records(records, shown), shown, run
 
 
 def _around_the_step(report: StepReport, records: list[LogRecord], *, unasked: bool) -> list[LogRecord]:
@@ -116,7 +115,7 @@ def _exit_code(report: StepReport) -> int:
 
 def _component_of(report: StepReport) -> str | None:
     """Whose log belongs to the step that is told."""
-    from graphprobe.analysis.log_lines import LOGGERS
+    from graphprobe.analysis.steps import LOGGERS
 
     step = report.culprit
     return step.component if step is not None and step.component in LOGGERS else None

@@ -119,8 +119,7 @@ def _finish(
 
 
 def _read(words: tuple[str, ...], trace: Path | None, top: int, json_to: JsonTo) -> None:
-    from graphprobe.analysis.timing import compare_profiles
-    from graphprobe.analysis.timing_records import read_profile
+    from graphprobe.analysis.timing import compare_profiles, read_profile
     from graphprobe.export.chrome_trace import export_profile
     from graphprobe.report import profile_text as view
 

@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from graphprobe.analysis.recompile_facts import (
     CodeLine,
     FailedGuard,
@@ -279,18 +281,12 @@ class _Taps:
             "all_versions": getattr(cache_size, "total_cache_entries_all_regions", None),
             "limit_hit": str(limit) if exceeded else None,
         }
-        self._to.observer.recompiled(_replaced(fact, changes), backend)
+        self._to.observer.recompiled(msgspec.structs.replace(fact, **changes), backend)
 
 
 def patches(observer: RecompileObserver) -> list[Patch]:
     """The taps of this module."""
     return _Taps(observer).patches()
-
-
-def _replaced(fact: Recompile, changes: dict[str, Any]) -> Recompile:
-    import msgspec
-
-    return msgspec.structs.replace(fact, **changes)
 
 
 def _first_argument(code: types.CodeType) -> str | None:

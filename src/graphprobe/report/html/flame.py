@@ -9,8 +9,7 @@ import msgspec
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
-from graphprobe.analysis.timing import TimingSummary, summary_of
-from graphprobe.analysis.timing_records import Profile, read_profile
+from graphprobe.analysis.timing import Profile, TimingSummary, read_profile, summary_of
 from graphprobe.report.document import DocumentVerdict, Note, Section, Tone
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.sources import Sources
