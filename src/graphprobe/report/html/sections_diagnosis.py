@@ -42,7 +42,7 @@ COMPUTED = re.compile(r"\btmp\d+ = (?!.*\bload)")
 FILES = {
     "repro.py": "shows the fault: exits 1 while it is there",
     "test_repro.py": "the same as a test, which passes once the fault is gone",
-    "REPORT.md": "an issue in the form of PyTorch's template: `graphprobe issue` prints it",
+    "REPORT.md": "the fault as an issue: `graphprobe issue` prints it",
     "output.txt": "what repro.py printed",
     "exact": "the recorded graph on the recorded bits, with all that it reads",
     "finding.json": "what was found",
@@ -52,6 +52,9 @@ FILES = {
     "kernel.cpp": "the accused kernel, as it was generated for the program",
     "kernel.py": "the accused kernel, as it was generated for the program",
 }
+
+TEMPLATE = "an issue in the form of PyTorch's template: `graphprobe issue` prints it"
+"""What `REPORT.md` is where the fault is PyTorch's, and not a backend's."""
 
 RUNGS = (
     ("dynamo", "Dynamo", "the graphs that were recorded from the Python code, run as they are"),
@@ -130,7 +133,8 @@ def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section
         return None
     names = sorted(path.name for path in folder.iterdir() if path.is_file() or path.name in FILES)
     known = [name for name in FILES if name in names]
-    files: list[tuple[str, Content]] = [(name, FILES[name]) for name in known]
+    meanings = FILES | ({"REPORT.md": TEMPLATE} if finding.backend is None else {})
+    files: list[tuple[str, Content]] = [(name, meanings[name]) for name in known]
     if others := [name for name in names if name not in FILES]:
         files.append((", ".join(others), "the values that the repro reads"))
     body: list[Content] = [("The folder ", Code(str(folder)), " holds everything that shows the fault."), Facts(files)]
