@@ -25,7 +25,6 @@ from graphprobe.report.document import (
     counted,
 )
 from graphprobe.report.terminal import STYLES, Console, Paper, Text, console_for, print_closing
-from graphprobe.store.dump_format import numbers_text
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "same": ("SAME", "good", "no difference beyond the noise of the dtypes"),
@@ -120,7 +119,6 @@ OUR_COLUMNS = (
     "Rank",
 )
 NOT_THERE = "N/A"
-LINE_END = "\r\n"
 
 
 def document_from(summary: Summary, unpaired: Iterable[CallResult] = ()) -> dict[str, Any]:
@@ -387,96 +385,52 @@ def write_csv(
         stack: adds the source's column with the program's frames.
         label: the name of a slot, of its call, its own name and the call's direction.
     """
-    csv.writer(file).writerow([*SOURCE_COLUMNS, *([STACK_COLUMN] if stack else []), *OUR_COLUMNS])
+    writer = csv.writer(file)
+    writer.writerow([*SOURCE_COLUMNS, *([STACK_COLUMN] if stack else []), *OUR_COLUMNS])
     count = 0
     for row in rows:
-        lines = _lines(row, stack, label)
-        if lines:
-            file.write(LINE_END.join([*lines, ""]))
-            count += len(lines)
+        lines = [[NOT_THERE if cell is None else cell for cell in line] for line in _lines(row, stack, label)]
+        writer.writerows(lines)
+        count += len(lines)
     return count
 
 
-def _lines(row: CallResult, stack: bool, label: Callable[[CallName, str, str], str]) -> list[str]:
-    """The lines as `csv.writer` would write them, which takes most of its time for numbers."""
-    name = row.candidate or row.reference
-    assert name is not None
-    trace = f"{_cell(chr(10).join(name.stack))}," if stack else ""
-    place = f"{_short_cell(name.module)},{_short_cell(name.source)},{row.step},{row.rank}"
+def _lines(row: CallResult, stack: bool, label: Callable[[CallName, str, str], str]) -> Iterator[list[object]]:
+    """The cells of each line; None is what is not there."""
+    name = call_of(row)
+    trace = ["\n".join(name.stack)] if stack else []
+    place = [name.module, name.source, row.step, row.rank]
     if row.rule is None:
-        labels = [NOT_THERE if side is None else _cell(side.label) for side in (row.candidate, row.reference)]
-        blank = f"{NOT_THERE}," * (len(SOURCE_COLUMNS) - 3)
-        why = _cell(f"no partner: {row.reason}")
-        return [f"{labels[0]},{labels[1]},{blank}{why},{trace}{row.verdict},{row.blame},,,,,,none,{place}"]
-    return [f"{_source(row, slot, label)},{trace}{_ours(row, slot)},{place}" for slot in row.slots]
+        labels = [side and side.label for side in (row.candidate, row.reference)]
+        blank = [None] * (len(SOURCE_COLUMNS) - 3)
+        why = f"no partner: {row.reason}"
+        yield [*labels, *blank, why, *trace, row.verdict, row.blame, *[""] * 5, "none", *place]
+        return
+    for slot in row.slots:
+        worst = "" if slot.worst is None else str(list(slot.worst))
+        ours = [slot.verdict, slot.blame, slot.level, slot.z, slot.ulp, worst, slot.basis, row.rule]
+        yield [*_source(row, slot, label), *trace, *ours, *place]
 
 
-def _source(row: CallResult, slot: SlotResult, label: Callable[[CallName, str, str], str]) -> str:
-    a, b = slot.candidate, slot.reference
-    mine, other = row.candidate, row.reference
-    name = slot.reference_name or slot.name
-    labels = (
-        _cell(label(mine, slot.name, row.direction)) if a is not None and mine is not None else NOT_THERE,
-        _cell(label(other, name, row.direction)) if b is not None and other is not None else NOT_THERE,
-    )
-    if slot.basis == "digest":
-        measured = _errors_text(slot.cosine, slot.max_abs, slot.max_relative, slot.within_1_1000, slot.within_5_1000)
-    elif slot.cosine is None is slot.max_abs is slot.max_relative is slot.within_1_1000 is slot.within_5_1000:
-        measured = _NO_ERRORS
-    else:
-        errors = slot.cosine, slot.max_abs, slot.max_relative, slot.within_1_1000, slot.within_5_1000
-        measured = _numbers(errors)
-    return (
-        f"{labels[0]},{labels[1]},{_dtype(a)},{_dtype(b)},{_shape(a)},{_shape(b)},{measured},"
-        f"{_statistics(a)},{_statistics(b)},{slot.accuracy or NOT_THERE},{_cell(slot.reason)}"
-    )
-
-
-def _ours(row: CallResult, slot: SlotResult) -> str:
-    size = numbers_text((slot.level, slot.z)) if slot.level or slot.z else "0.0,0.0"
-    ulp = NOT_THERE if slot.ulp is None else numbers_text((slot.ulp,))
-    worst = "" if slot.worst is None else _cell(str(list(slot.worst)))
-    return f"{slot.verdict},{slot.blame},{size},{ulp},{worst},{slot.basis},{row.rule}"
-
-
-def _cell(text: str) -> str:
-    """As `csv.writer` puts it: in quotation marks where a comma, a mark or the end of a line is in it."""
-    if "," in text or '"' in text or "\n" in text or "\r" in text:
-        marked = text.replace('"', '""')
-        return f'"{marked}"'
-    return text
-
-
-_short_cell = functools.lru_cache(maxsize=4096)(_cell)
-
-
-def _numbers(values: tuple[float | int | None, ...]) -> str:
-    if None in values:
-        return ",".join([NOT_THERE if value is None else numbers_text((value,)) for value in values])
-    return numbers_text(values)
-
-
-_errors_text = functools.lru_cache(maxsize=16)(lambda *errors: _numbers(errors))
-_NO_ERRORS = _numbers((None,) * 5)
-
-
-def _dtype(side: SlotSide | None) -> str:
-    if side is None:
-        return NOT_THERE
-    return side.dtype or _cell(side.text)
-
-
-def _shape(side: SlotSide | None) -> str:
-    return _shape_text(side.shape) if side is not None and side.shape is not None else NOT_THERE
+def _source(row: CallResult, slot: SlotResult, label: Callable[[CallName, str, str], str]) -> list[object]:
+    a, b, mine, other = slot.candidate, slot.reference, row.candidate, row.reference
+    return [
+        None if a is None or mine is None else label(mine, slot.name, row.direction),
+        None if b is None or other is None else label(other, slot.reference_name or slot.name, row.direction),
+        *(side and (side.dtype or side.text) for side in (a, b)),
+        *(side and _shape_text(side.shape) for side in (a, b)),
+        *(slot.cosine, slot.max_abs, slot.max_relative, slot.within_1_1000, slot.within_5_1000),
+        *_statistics(a),
+        *_statistics(b),
+        slot.accuracy or None,
+        slot.reason,
+    ]
 
 
 @functools.lru_cache(maxsize=4096)
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return _cell(str(list(shape)))
+def _shape_text(shape: tuple[int, ...] | None) -> str | None:
+    return None if shape is None else str(list(shape))
 
 
-def _statistics(side: SlotSide | None) -> str:
-    return _NO_STATISTICS if side is None or side.text else _numbers((side.max, side.min, side.mean, side.l2))
-
-
-_NO_STATISTICS = _numbers((None,) * 4)
+def _statistics(side: SlotSide | None) -> tuple[float | None, ...]:
+    return (None,) * 4 if side is None or side.text else (side.max, side.min, side.mean, side.l2)
