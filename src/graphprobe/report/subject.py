@@ -1,9 +1,10 @@
-"""What lies at a path, of all that graphprobe writes or reads: told by what is in it, not by its name alone."""
+"""What is at a path, of all that graphprobe writes or reads, by what is in it and not by its name alone; its page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -17,6 +18,9 @@ from graphprobe.store.files import open_file, read_file
 from graphprobe.store.graph_calls import is_graph_dump
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
+
+if TYPE_CHECKING:
+    from graphprobe.report.html.page import Report
 
 Kind = Literal["run", "diagnosis", "graph-dump", "dump", "comparison", "profile"]
 
@@ -60,6 +64,28 @@ def kind_of(path: Path) -> Kind:
     if run is None:
         raise _nothing(path)
     return "run"
+
+
+def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
+    """The page of whatever `source` is; only what that needs is imported.
+
+    Raises:
+        RunNotFoundError: nothing is there.
+        UsageError: something is there, and no page can be made of it.
+        SchemaError: it was written by a newer graphprobe.
+    """
+    kind = kind_of(source)
+    if kind == "run":
+        from graphprobe.report.html.sections_run import report_from
+    elif kind == "diagnosis":
+        from graphprobe.report.html.sections_diagnosis import report_from
+    elif kind == "profile":
+        from graphprobe.report.profile import report_from
+    elif kind == "comparison":
+        from graphprobe.report.html.sections_comparison import report_from
+    else:
+        from graphprobe.report.html.sections_dump import report_from
+    return report_from(source, source_roots=source_roots)
 
 
 def _kind_of_file(path: Path) -> Kind:

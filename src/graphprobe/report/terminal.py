@@ -13,12 +13,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
-from graphprobe.analysis.recompiles import function_name
-from graphprobe.records import Event
 from graphprobe.report.document import (
     Bullets,
     Card,
@@ -32,14 +29,9 @@ from graphprobe.report.document import (
     Note,
     SourcePlace,
     Tone,
-    counted,
     plain,
 )
-from graphprobe.report.graph_diff import GraphDiff, Node, NodeDiff
 from graphprobe.report.visible import one_line, ranked
-from graphprobe.settings import text_from_size
-from graphprobe.store.layout import DUMPS, addresses_from_events
-from graphprobe.store.reader import Model, Run
 
 # rich draws a number while it is imported. The generator may be that of a program which is being watched.
 _generator = random.getstate()
@@ -47,16 +39,12 @@ try:
     from rich import text as rich_text
     from rich.cells import cell_len
     from rich.console import Console as Console
-    from rich.tree import Tree
+    from rich.tree import Tree as Tree
 finally:
     random.setstate(_generator)
 
-_CACHE_ENTRY = re.compile(r"\W*\d+/\d+: ")
-"""How a reason for a recompilation begins: with the entry of the cache whose guard failed."""
-
 _PIPED_WIDTH = 10_000
 STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "good": "green", "info": "cyan"}
-STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
 
 LINES = 5
 """A terminal that was scrolled by a long story still shows this many."""
@@ -226,222 +214,10 @@ def wrapped(text: str, width: int, first: str = "", further: str = "") -> list[s
     )
 
 
-def print_run(run: Run, *, show_all: bool = False, file: IO[str] | None = None) -> None:
-    """The tree of a run; `show_all` also lists the passes that changed nothing."""
-    console = console_for(file)
-    console.print(tree_from_run(run, show_all=show_all))
-
-
-def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[str] | None = None) -> None:
-    """A diff by node, each with its source line; the lines of a text diff as they are."""
-    console = console_for(file)
-    if not diff.different:
-        console.print(Text(f"no difference between {before_name} and {after_name}"))
-        return
-    if diff.kind == "graphs":
-        console.print(Text(f"--- {before_name}", "bold"))
-        console.print(Text(f"+++ {after_name}", "bold"))
-        for graph in diff.graphs:
-            if graph.different:
-                _print_nodes(console, graph)
-    for line in diff.lines:
-        console.print(Text(line, _line_style(line)))
-
-
-def tree_from_run(run: Run, *, show_all: bool) -> Tree:
-    """The run as a tree: header, what is missing, then models, directions and files."""
-    tree = Tree(_header(run), guide_style="dim")
-    models = run.models()
-    for model in models:
-        branch = tree.add(_model_title(model))
-        for line in _compile_lines(model):
-            branch.add(Text(line, "dim"))
-        # Addresses are told apart over the whole model, as `find` does.
-        addresses = {event.seq: address for address, event in addresses_from_events(model.events).items()}
-        for event in model.events:
-            if event.where.direction is None and event.path is not None:
-                branch.add(_event_line(run, event, addresses))
-        for direction, events in model.directions().items():
-            shown = [event for event in events if show_all or _is_shown(event)]
-            twig = branch.add(Text(direction, "bold"))
-            listed: set[str | None] = {None}
-            for event in shown:
-                twig.add(_event_line(run, event, addresses, again=event.path in listed and event.path is not None))
-                listed.add(event.path)
-            hidden = len(events) - len(shown)
-            if hidden:
-                twig.add(Text(f"{counted(hidden, 'pass', 'passes')} changed nothing (--all lists them)", "dim"))
-    addresses = {event.seq: address for address, event in run.artifacts().items()}
-    for event in run.events():
-        if event.where.model is None:
-            tree.add(_event_line(run, event, addresses))
-    for name, what in DUMPS.items():
-        if (run.run_dir / name).is_dir():
-            tree.add(Text.assemble(name, (f"  a dump of {what}", "dim")))
-    if not models:
-        tree.add(Text("no graph was collected", "yellow"))
-    for problem in run.problems:
-        tree.add(Text(f"problem: {problem}", "yellow"))
-    return tree
-
-
-def json_from_run(run: Run, *, show_all: bool) -> dict[str, Any]:
-    """What `print_run` shows, as plain data."""
-    addresses = {event.seq: address for address, event in run.artifacts().items()}
-    return {
-        "run": str(run.run_dir),
-        "state": run.state,
-        "manifest": {"schema": run.manifest.schema} | msgspec.to_builtins(run.manifest),
-        "models": [
-            {
-                "model": model.number,
-                "compile_id": model.compile_id,
-                "compile": model.compile,
-                "events": [
-                    {"address": addresses.get(event.seq)} | msgspec.to_builtins(event)
-                    for event in model.events
-                    if show_all or _is_shown(event)
-                ],
-            }
-            for model in run.models()
-        ],
-        "events": [msgspec.to_builtins(event) for event in run.events() if event.where.model is None],
-        "problems": run.problems,
-    }
-
-
-def _header(run: Run) -> Text:
-    manifest, state = run.manifest, run.state
-    rank = f", rank {manifest.rank} of {manifest.world_size}" if manifest.world_size > 1 else ""
-    text = Text()
-    text.append(run.run_dir.name, "bold")
-    text.append_line(f"torch {manifest.torch or 'not imported'}, Python {manifest.python}{rank}, ")
-    text.append(state, STATE_STYLE.get(state, ""))
-    if state == "killed":
-        text.append(f" (process {manifest.pid} is gone and did not close the run)")
-    if manifest.ended_ns is not None:
-        text.append(f" after {(manifest.ended_ns - manifest.started_ns) / 1e9:.1f} s")
-    files, size_bytes = manifest.collected_files, manifest.collected_bytes
-    if manifest.state == "running":
-        # The counts of a run that was not closed are stale; the events are fresher.
-        artifacts = run.artifacts().values()
-        files, size_bytes = len(artifacts), sum(run.size_bytes(event) or 0 for event in artifacts)
-    text.append_line(f"{shlex.join(manifest.argv)}")
-    text.append_line(f"{files} files, {text_from_size(size_bytes)}")
-    if manifest.exception:
-        text.append_line(f"ended by: {manifest.exception}", "red")
-    for entry in manifest.missing:
-        text.append_line(f"missing: {entry}", "yellow")
-    for note in manifest.notes:
-        text.append_line(f"note: {note}", "dim")
-    return text
-
-
-def _model_title(model: Model) -> Text:
-    text = Text(f"model__{model.number}", "bold")
-    place = ":".join(str(model.compile[key]) for key in ("file", "line") if model.compile.get(key) is not None)
-    if model.compile.get("function"):
-        text.append(f"  {function_name(str(model.compile['function']))}", "cyan")
-    if place:
-        text.append(f"  {place}", "dim")
-    if model.compile_id is not None:
-        text.append(f"  compile {model.compile_id}", "dim")
-    if model.compile.get("mode"):
-        text.append(f"  mode {model.compile['mode']}", "dim")
-    return text
-
-
-def _compile_lines(model: Model) -> list[str]:
-    labels = {"reason": "compiled", "recompile_reason": "recompiled", "graph_break": "graph break"}
-    if model.compile.get("recompile_reason"):
-        del labels["reason"]
-    return [f"{label}: {_one_line(model.compile[key])}" for key, label in labels.items() if model.compile.get(key)]
-
-
-def _one_line(fact: Any) -> str:
-    """A reason as one line; that of a graph break with the place where it broke. `compile.json` has it whole."""
-    if not isinstance(fact, dict):
-        lines = str(fact).splitlines()
-        entries = [
-            line for line in lines if _CACHE_ENTRY.match(line)
-        ]  # a guard of each; the rest is where it came from
-        return "; ".join(" ".join(line.split()) for line in entries or lines[:1])
-    first = str(fact.get("reason", "")).partition("\n")[0]
-    stack = fact.get("user_stack") or []
-    return f"{first}, at {stack[-1]}" if stack else first
-
-
-def _is_shown(event: Event) -> bool:
-    return event.kind != "pass" or event.changed is not False
-
-
-def _event_line(run: Run, event: Event, addresses: dict[int, str], *, again: bool = False) -> Text:
-    """One event; `again` for one whose file stands in a line above: a pass around the one that made the change."""
-    failed, idle = event.kind == "failure", event.kind == "pass" and event.changed is False
-    text = Text(style="red" if failed else "dim" if idle else "")
-    if event.seq in addresses and not again:
-        text.append(addresses[event.seq], "" if failed or idle else "blue")
-    elif event.path is not None and again:
-        text.append(f"the same file, after {event.where.pass_name or event.name}, which holds the pass above")
-    elif event.path is not None:
-        text.append(event.path)
-    else:
-        text.append(f"{event.kind} {event.where.pass_name or event.name}")
-        if not idle and event.kind not in ("note", "failure"):
-            text.append("  (not written)", "yellow")
-    size_bytes = run.size_bytes(event) if event.path is not None and not again else None
-    if size_bytes is not None:
-        text.append(f"  {text_from_size(size_bytes)}", "dim")
-    if event.kind == "pass":
-        text.append(f"  +{len(event.added)} −{len(event.removed)} nodes" if not idle else "  unchanged", "cyan")
-    if event.elapsed_ns is not None:
-        text.append(f"  {event.elapsed_ns / 1e6:.1f} ms", "dim")
-    if event.where.subgraph:
-        text.append(f"  in {event.where.subgraph}", "dim")
-    if event.message:
-        text.append("  " + event.message.strip().splitlines()[-1])
-    if event.path is not None:
-        text.append("  " + event.path.rsplit("/", 1)[-1], "dim")
-    return text
-
-
-def _print_nodes(console: Console, graph: NodeDiff) -> None:
-    counts = (
-        f"{len(graph.removed)} removed, {len(graph.added)} added, {len(graph.changed)} changed, "
-        f"{len(graph.renamed)} renamed, {len(graph.moved)} moved, {graph.unchanged} unchanged"
-    )
-    console.print(Text(f"@@ {graph.graph}: {counts}", "cyan"))
-    # In the order of the graphs, so that what belongs together stands together.
-    entries: list[tuple[int, str, Node]] = [(node.line, "-", node) for node in graph.removed]
-    entries += [(node.line, "+", node) for node in graph.added]
-    for pair in graph.changed:
-        entries += [(pair.after.line, "-~", pair.before), (pair.after.line, "+~", pair.after)]
-    source = ""
-    for _, sign, node in sorted(entries, key=lambda entry: entry[0]):
-        if node.source and node.source != source:
-            console.print(Text(f"  # {node.source}", "dim"))
-        source = node.source
-        console.print(Text(f"{sign:<3}{_node_text(node)}", "red" if sign[0] == "-" else "green"))
-    for pair in graph.renamed:
-        comment = f"  # {pair.after.source}" if pair.after.source else ""
-        console.print(Text(f"= {pair.before.name} -> {pair.after.name}{comment}", "yellow"))
-    for pair in graph.moved:
-        comment = f"  # {pair.after.source}" if pair.after.source else ""
-        console.print(
-            Text(f"> {pair.after.name} moved from line {pair.before.line} to {pair.after.line}{comment}", "yellow")
-        )
-
-
-def _node_text(node: Node) -> str:
-    if node.name == "output":
-        return f"return {node.expression}"
-    return f'{node.name}: "{node.type}" = {node.expression}' if node.type else f"{node.name} = {node.expression}"
-
-
-def _line_style(line: str) -> str:
-    if line.startswith("@@"):
-        return "cyan"
-    return {"-": "red", "+": "green"}.get(line[:1], "")
+def near(path: str, base: Path | None = None) -> str:
+    """A path, or a `file:line`, as short as it can be and still lead there from `base` (the working directory)."""
+    base = base or Path.cwd()
+    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
 
 
 def command_line(words: Words) -> str:

@@ -1,20 +1,16 @@
-"""The report of a profile: where compile time went, equal stacks of steps merged into one, for the view `flame`."""
+"""The data of the view `flame`: where compile time went, equal stacks of steps merged into one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
-from graphprobe.analysis.timing import TimingSummary, summary_of
-from graphprobe.analysis.timing_records import Profile, read_profile
-from graphprobe.report.document import DocumentVerdict, Note, Section, Tone
-from graphprobe.report.html.page import Report
+from graphprobe.analysis.timing_records import Profile
+from graphprobe.report.document import Note, Section, counted
 from graphprobe.report.html.sources import Sources
-from graphprobe.report.profile_text import grids_of, head_lines
 from graphprobe.store.step_file import StepRecord
 
 MOST_NODES = 6_000
@@ -29,13 +25,6 @@ _NAMES = {
 
 _RUN = "run"
 """Component of steps that run what was compiled: no time of compiling."""
-
-TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functions": "Functions"}
-IDS = {"passes": "pass-times"}
-"""Titles of the tables, and ids of their sections where these are named otherwise."""
-
-MOST_ROWS = 40
-"""Rows of a table."""
 
 
 class Box(msgspec.Struct, omit_defaults=True):
@@ -117,8 +106,8 @@ class _Beside:
     def told(self) -> str:
         if not self._count:
             return ""
-        steps = "1 step" if self._count == 1 else f"{self._count} steps"
-        return f"Beside it, threads of their own spent {self._ns / 1e9:.1f} s in {steps}: {', '.join(self._names)}."
+        steps, names = counted(self._count, "step"), ", ".join(self._names)
+        return f"Beside it, threads of their own spent {self._ns / 1e9:.1f} s in {steps}: {names}."
 
 
 def flame_section(root: Box, note: str = "") -> Section | None:
@@ -223,41 +212,3 @@ def _functions(steps: Iterable[StepRecord]) -> dict[str | None, tuple[str, str]]
                 place.rstrip(")") if bracket else "",
             )
     return found
-
-
-def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of a profile; `source_roots` as `sources.Sources` has them.
-
-    Raises:
-        UsageError: it is none.
-    """
-    profile = read_profile(path)
-    summary = summary_of(profile)
-    sources = Sources(Path.cwd(), given=source_roots)
-    tone, word, sentence = _judged(summary, profile.error)
-    counts = {"phases": len(summary.phases), "passes": len(summary.passes), "functions": len(summary.functions)}
-    made = [
-        flame_section(tree_from_profile(profile, sources)),
-        *(
-            Section(IDS.get(name, name), TITLES[name], body=grid, summary=str(counts[name]))
-            for name, grid in grids_of(summary, top=MOST_ROWS, place=sources.place).items()
-        ),
-    ]
-    return Report(
-        title=f"graphprobe: compile time of {profile.program or path.name}",
-        subject=profile.program or str(path),
-        verdict=DocumentVerdict(tone, word, sentence, list(head_lines(profile, summary)[1:])),
-        sections=[section for section in made if section is not None],
-        sources=sources,
-        facts=[("torch", profile.torch), ("Python", profile.python), ("graphprobe", profile.graphprobe)],
-    )
-
-
-def _judged(summary: TimingSummary, error: str | None) -> tuple[Tone, str, str]:
-    if error is not None:
-        return "bad", "FAILED", f"The program ended with {error}"
-    if not summary.compile_ns:
-        return "warn", "NOTHING COMPILED", "The program ended, and nothing was compiled."
-    slowest = summary.phases[0] if summary.phases else None
-    where = f", most of it in {slowest.name} ({slowest.self_ns / summary.compile_ns:.0%})" if slowest else ""
-    return "info", "COMPILE TIME", f"Compiling took {summary.compile_ns / 1e9:.1f} s{where}."

@@ -33,11 +33,22 @@ from graphprobe.report.document import (
     Tone,
     counted,
 )
-from graphprobe.report.html.heat import CALLS, COLUMN_KEY, ERROR, MOST_CALLS, NONFINITE, ROW_KEY, Heat, calls_sections
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.render import Html, html
 from graphprobe.report.html.sources import Sources
-from graphprobe.report.html.table import Cell, Column, Table
+from graphprobe.report.html.table import (
+    CALLS,
+    COLUMN_KEY,
+    ERROR,
+    MOST_CALLS,
+    NONFINITE,
+    ROW_KEY,
+    Cell,
+    Column,
+    Heat,
+    Table,
+    calls_sections,
+)
 
 WITH_SLOTS = 1_000
 """Calls that are not fine whose slots are shown with their details."""
