@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
@@ -248,7 +249,7 @@ def card_of(title: str, finding: WrongCall, place: Callable[[str], SourcePlace],
         also: how many other calls of the same cause are named.
     """
     call, other = call_of(finding), finding.reference
-    at = place(call.source)
+    at, more = place(call.source), finding.also_count - also
     elsewhere = finding.candidate is not None and other is not None and other.label != call.label
     noise = f"{finding.level:.3g} units of rounding noise in what it gave, {finding.inherited:.3g} in what it got"
     facts: dict[str, Content] = {
@@ -256,7 +257,7 @@ def card_of(title: str, finding: WrongCall, place: Callable[[str], SourcePlace],
         "line": [at, Excerpt(at.line)] if call.source else "",
         "value": _value(finding),
         "reference": Code(other.label) if elsewhere and other is not None else "",
-        "also": f"{', '.join(finding.also[:also])}{_more(finding.also_count - also)}",
+        "also": f"{', '.join(finding.also[:also])}{f' and {more} more' if more > 0 else ''}",
         "error": noise if finding.level or finding.inherited else "",
         "evidence": list(finding.evidence),
     }
@@ -286,38 +287,25 @@ def _value(finding: WrongCall) -> Content:
     return Code(finding.slot), f"{at}; ", side
 
 
-def _more(count: int) -> str:
-    return f" and {count} more" if count > 0 else ""
-
-
 def _print_unpaired(console: Console, summary: Summary, rows: Iterable[CallResult]) -> None:
     total = summary.counts.candidate_only + summary.counts.reference_only
     if not total:
         return
     console.print()
-    console.print(
-        Text(
-            f"Without a partner: {summary.counts.candidate_only} calls of the candidate, "
-            f"{summary.counts.reference_only} of the reference",
-            "bold",
-        )
-    )
-    shown = 0
-    for row in rows:
-        if shown == LISTED:
-            break
+    alone = f"{summary.counts.candidate_only} calls of the candidate, {summary.counts.reference_only} of the reference"
+    console.print(Text(f"Without a partner: {alone}", "bold"))
+    shown = list(itertools.islice(rows, LISTED))
+    for row in shown:
         call = call_of(row)
         side = "candidate" if row.candidate is not None else "reference"
         where = f" {call.source}" if call.source else ""
         console.print(Text(f"  {side} {call.label}{where}: {row.reason}", "dim"))
-        shown += 1
-    if total > shown:
-        console.print(Text(f"  and {total - shown} more; --csv and --json have all", "dim"))
+    if total > len(shown):
+        console.print(Text(f"  and {total - len(shown)} more; --csv and --json have all", "dim"))
 
 
 def bars_from(levels: list[float]) -> str:
     """A line of bars, logarithmic from 1 unit of noise to 10 million."""
-
     top = 7.0
     return "".join(BARS[min(7, int(8 * min(top, max(0.0, math.log10(max(v, 1e-9)))) / top))] for v in levels)
 

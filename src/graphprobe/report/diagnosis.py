@@ -189,7 +189,7 @@ def beside(diagnosis: Diagnosis) -> list[Content]:
     if diagnosis.ruled_out:
         blocks.append(Bullets(diagnosis.ruled_out, "What was checked and is right", "good"))
     if diagnosis.largest_z.node is not None:
-        error, node = _number(diagnosis.largest_z.z), Code(diagnosis.largest_z.node)
+        error, node = f"{diagnosis.largest_z.z:.3g}", Code(diagnosis.largest_z.node)
         text = f"Largest error among the operations that passed: {error} times what rounding explains, at "
         blocks.append(Note((text, node, ".")))
     if diagnosis.notes:
@@ -276,11 +276,7 @@ def times(z: float) -> str:
     """An error in units of noise, in words."""
     if not math.isfinite(z):
         return "more than any rounding explains"
-    return f"{'over a million' if z > 1e6 else _number(z)} times what rounding explains"
-
-
-def _number(z: float) -> str:
-    return f"{z:.3g}"
+    return f"{'over a million' if z > 1e6 else f'{z:.3g}'} times what rounding explains"
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None, file: IO[str] | None = None) -> None:

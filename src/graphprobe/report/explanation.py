@@ -37,7 +37,9 @@ def print_report(
     """The whole table; file names are shortened to what lies below `base` (the working directory)."""
     console = console_for(file)
     here = base or Path.cwd()
-    _print_counts(console, report)
+    graphs, ops = counted(len(report.graphs), "graph"), counted(sum(graph.ops or 0 for graph in report.graphs), "op")
+    counts = f"{graphs}, {ops}, {counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
+    console.print(Text(counts, "bold red" if report.found else "bold green"))
     if report.graphs:
         _print_graphs(console, report, here)
     own = [row for row in report.breaks if row.inside is None] or report.breaks
@@ -45,9 +47,8 @@ def print_report(
         _print_break(console, number, row, here)
     for row in report.breaks if len(own) < len(report.breaks) else ():
         if row.inside is not None:
-            console.print(
-                Text(f"also inside {_of(row.inside)}: {row.kind} ×{row.count}, {_near(row.where, here)}", "dim")
-            )
+            library = "torch" if row.inside == "torch" else "Python's library"
+            console.print(Text(f"also inside {library}: {row.kind} ×{row.count}, {_shortened(row.where, here)}", "dim"))
     _print_uncompiled(console, report, here)
     for note in notes:
         console.print(Text(f"not observed: {note}", "yellow"))
@@ -56,7 +57,7 @@ def print_report(
 def print_found(row: GraphBreak, base: Path) -> None:
     """A break at the moment it is found, in a line on the standard error."""
     what = "error" if row.kind in ERRORS else "break"
-    echo(f"graphprobe: {what}: {row.kind} at {_near(row.where, base)}: {row.cause}", err=True)
+    echo(f"graphprobe: {what}: {row.kind} at {_shortened(row.where, base)}: {row.cause}", err=True)
 
 
 def print_end(
@@ -81,8 +82,8 @@ def print_end(
             print_closing("WHOLE: nothing breaks", follow=follow["whole"], style="bold green", file=file)
         return
     own = [row for row in report.breaks if row.inside is None] or report.breaks
-    facts = [("first", f"{own[0].kind} at {_near(own[0].where, here)}")] if own else []
-    facts += [("error", _near(row.error, here)) for row in report.died]
+    facts = [("first", f"{own[0].kind} at {_shortened(own[0].where, here)}")] if own else []
+    facts += [("error", _shortened(row.error, here)) for row in report.died]
     facts += [("instead", row.remedy.partition("; or ")[0]) for row in own[:1]]  # the rest is in the list
     facts += [("behind", "Dynamo looks no further behind a break in uncompiled code: more may follow")] * report.hidden
     counts = f"{counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
@@ -96,46 +97,32 @@ def _not_compiled(report: BreakReport) -> str:
     return f"{counted(len(report.own_uncompiled), 'function')} not compiled"
 
 
-def _print_counts(console: Console, report: BreakReport) -> None:
-    ops = sum(graph.ops or 0 for graph in report.graphs)
-    counts = [
-        counted(len(report.graphs), "graph"),
-        counted(ops, "op"),
-        counted(report.break_count, "graph break"),
-        _not_compiled(report),
-    ]
-    console.print(Text(", ".join(counts), "bold red" if report.found else "bold green"))
-
-
 def _print_graphs(console: Console, report: BreakReport, base: Path) -> None:
     console.print()
     rows: list[tuple[str, ...]] = []
     for number, graph in enumerate(report.graphs):
-        where = _near(graph.where, base) if graph.where else "?"
-        name = _near(graph.function or "", base).partition(",")[0]
+        where = _shortened(graph.where, base) if graph.where else "?"
+        name = _shortened(graph.function or "", base).partition(",")[0]
         if name and not re.search(rf" in {re.escape(name)}(?:,|$)", where):
             where += f", of {name}"
         where += ", ended by a break" if graph.broken else ""
-        rows.append((str(number), graph.compile_id or "?", _number(graph.ops), _number(graph.guards), where))
+        ops, guards = ("?" if value is None else str(value) for value in (graph.ops, graph.guards))
+        rows.append((str(number), graph.compile_id or "?", ops, guards, where))
     head, *lines = grid_lines(Grid(("graph", "compile", "ops", "guards", "begins at"), rows, (0, 2, 3)))
     console.print(Text(head, "bold"))
     for line in lines:
         console.print(Text(line))
 
 
-def _number(value: int | None) -> str:
-    return "?" if value is None else str(value)
-
-
 def _print_break(console: Console, number: int, row: GraphBreak, base: Path) -> None:
     console.print()
     title = Text(f"{'error' if row.kind in ERRORS else 'break'} {number}: ", "bold")
     title.append(row.kind, "bold red")
-    title.append(f" ×{row.count}  {_near(row.where, base)}")
+    title.append(f" ×{row.count}  {_shortened(row.where, base)}")
     console.print(title)
     if row.source:
         console.print(Text(f"    {textwrap.shorten(row.source, WIDTH, placeholder=' …')}", "cyan"))
-    _paper(console).show(facts_of(row, lambda text: _near(text, base)), indent=2)
+    Paper(console, width=WIDTH, label=LABEL).show(facts_of(row, lambda text: _shortened(text, base)), indent=2)
 
 
 def facts_of(row: GraphBreak, near: Callable[[str], str]) -> Facts:
@@ -155,31 +142,23 @@ def facts_of(row: GraphBreak, near: Callable[[str], str]) -> Facts:
     return Facts(rows)
 
 
-def _paper(console: Console) -> Paper:
-    return Paper(console, width=WIDTH, label=LABEL)
-
-
 def _print_uncompiled(console: Console, report: BreakReport, base: Path) -> None:
     own = report.own_uncompiled
     if own:
         console.print()
         console.print(Text("not compiled", "bold"))
     for row in own:
-        at = _near(f"{row.file}:{row.line}", base)
+        at = _shortened(f"{row.file}:{row.line}", base)
         times = f" ×{row.count}" if row.count > 1 else ""
-        console.print(Text(f"  {row.function} ({at}){times}: {_near(row.cause, base)}"))
+        console.print(Text(f"  {row.function} ({at}){times}: {_shortened(row.cause, base)}"))
         if row.kind != "break":
-            _paper(console).show(Facts([("instead", Prose(row.remedy))]), indent=2)
+            Paper(console, width=WIDTH, label=LABEL).show(Facts([("instead", Prose(row.remedy))]), indent=2)
     others = len(report.uncompiled) - len(own)
     if others:
         console.print(Text(f"not compiled, of torch and Python's library: {counted(others, 'function')}", "dim"))
 
 
-def _of(inside: str) -> str:
-    return "torch" if inside == "torch" else "Python's library"
-
-
-def _near(text: str, base: Path) -> str:
+def _shortened(text: str, base: Path) -> str:
     """Paths below `base` without what they share with it; a continuation named after its function."""
     return RESUMED.sub(r"\1, behind line \2", text.replace(f"{base}{os.sep}", ""))
 

@@ -92,7 +92,8 @@ def side_of(run: Run, event: Event, name: str = "") -> DiffSide:
 def diff_sides(before: DiffSide, after: DiffSide) -> GraphDiff:
     """Compare by node where both have graphs, else by line."""
     if not all(any(graph.nodes for graph in side.graphs) for side in (before, after)):
-        return GraphDiff("text", lines=_unified(before.text.splitlines(), after.text.splitlines(), before, after))
+        texts = before.text.splitlines(), after.text.splitlines()
+        return GraphDiff("text", lines=tuple(difflib.unified_diff(*texts, before.name, after.name, lineterm="")))
     pairs = _paired_graphs(_shown(before), _shown(after))
     return GraphDiff("graphs", graphs=tuple(diff_nodes(one, other) for one, other in pairs))
 
@@ -242,10 +243,6 @@ def _paired_graphs(old: list[_Shown], new: list[_Shown]) -> list[tuple[_Shown, _
     return [(old_by_path.get(path, _Shown(path)), new_by_path.get(path, _Shown(path))) for path in paths]
 
 
-def _unified(before: list[str], after: list[str], old: DiffSide, new: DiffSide) -> tuple[str, ...]:
-    return tuple(difflib.unified_diff(before, after, old.name, new.name, lineterm=""))
-
-
 def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[str] | None = None) -> None:
     """A diff by node, each with its source line; the lines of a text diff as they are."""
     console = console_for(file)
@@ -259,7 +256,8 @@ def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[s
             if graph.different:
                 _print_nodes(console, graph)
     for line in diff.lines:
-        console.print(Text(line, _line_style(line)))
+        style = "cyan" if line.startswith("@@") else {"-": "red", "+": "green"}.get(line[:1], "")
+        console.print(Text(line, style))
 
 
 def _print_nodes(console: Console, graph: NodeDiff) -> None:
@@ -279,23 +277,13 @@ def _print_nodes(console: Console, graph: NodeDiff) -> None:
             console.print(Text(f"  # {node.source}", "dim"))
         source = node.source
         console.print(Text(f"{sign:<3}{_node_text(node)}", "red" if sign[0] == "-" else "green"))
-    for pair in graph.renamed:
-        comment = f"  # {pair.after.source}" if pair.after.source else ""
-        console.print(Text(f"= {pair.before.name} -> {pair.after.name}{comment}", "yellow"))
-    for pair in graph.moved:
-        comment = f"  # {pair.after.source}" if pair.after.source else ""
-        console.print(
-            Text(f"> {pair.after.name} moved from line {pair.before.line} to {pair.after.line}{comment}", "yellow")
-        )
+    told = [(f"= {pair.before.name} -> {pair.after.name}", pair) for pair in graph.renamed]
+    told += [(f"> {p.after.name} moved from line {p.before.line} to {p.after.line}", p) for p in graph.moved]
+    for text, pair in told:
+        console.print(Text(f"{text}  # {pair.after.source}" if pair.after.source else text, "yellow"))
 
 
 def _node_text(node: Node) -> str:
     if node.name == "output":
         return f"return {node.expression}"
     return f'{node.name}: "{node.type}" = {node.expression}' if node.type else f"{node.name} = {node.expression}"
-
-
-def _line_style(line: str) -> str:
-    if line.startswith("@@"):
-        return "cyan"
-    return {"-": "red", "+": "green"}.get(line[:1], "")

@@ -50,27 +50,27 @@ class ProgressLine:
 
     def tell(self, what: str) -> None:
         """Show `what`, on one line as wide as the terminal; elsewhere nothing."""
-        file = self._file if self._file is not None else ranked(sys.stderr)
-        if file.isatty():
-            self._draw(f"graphprobe: {what} … {self._clock() - self._began:.0f} s", file)
+        if self._stream.isatty():
+            self._draw(f"graphprobe: {what} … {self._clock() - self._began:.0f} s")
 
     def tell_step(self, name: str, step: NamedStep) -> None:
         """Show a step of what is called `name`: at once on a terminal, in other files each half a minute.
 
         A fact is written at once, and stays.
         """
-        text = self.line_of(name, step)
-        file = self._file if self._file is not None else ranked(sys.stderr)
+        text, file = self.line_of(name, step), self._stream
         if step.fact:
             self.stop()
-            file.write(f"graphprobe: {one_line(f'{name}: {step.fact}')}\n")
-            file.flush()
+            text = f"graphprobe: {name}: {step.fact}"
         elif file.isatty():
-            self._draw(text, file)
-        elif self._clock() - self._written >= LINE_EVERY_S:
+            self._draw(text)
+            return
+        elif self._clock() - self._written < LINE_EVERY_S:
+            return
+        else:
             self._written = self._clock()
-            file.write(f"{one_line(text)}\n")
-            file.flush()
+        file.write(f"{one_line(text)}\n")
+        file.flush()
 
     def line_of(self, name: str, step: NamedStep) -> str:
         """The step in words, with its seconds, what it does, and the seconds since the beginning."""
@@ -79,14 +79,18 @@ class ProgressLine:
         before = f"; {total_s:.0f} s in all" if total_s - step.seconds >= 1 else ""
         return f"graphprobe: {name}: {what} … {step.seconds:.0f} s{doing}{before}"
 
-    def _draw(self, text: str, file: IO[str]) -> None:
+    @property
+    def _stream(self) -> IO[str]:
+        return self._file if self._file is not None else ranked(sys.stderr)
+
+    def _draw(self, text: str) -> None:
         from rich.console import Console
         from rich.live import Live
 
         line = Text(text, "dim", no_wrap=True, overflow="ellipsis")
         if self._live is None:
             self._live = Live(
-                console=Console(file=file, highlight=False, force_jupyter=False),
+                console=Console(file=self._stream, highlight=False, force_jupyter=False),
                 auto_refresh=False,
                 transient=True,
                 redirect_stdout=False,

@@ -129,8 +129,7 @@ def comparison_sections(rows: Iterable[CallResult], sources: Sources) -> list[Se
             continue
         _add(row, table, heat)
         if row.verdict != "ok" and table.with_more < WITH_SLOTS:
-            call = row.candidate or row.reference
-            sources.link(sources.short(call.source if call is not None else ""))
+            sources.linked(call_of(row).source)
             table.more(SLOT_HEAD, [_slot(slot) for slot in row.slots])
     constant = ("step", "rank", "direction", "rule", "reference")
     note = f"{left:,} more rows are in rows.jsonl and comparison.csv." if left else ""
@@ -140,14 +139,11 @@ def comparison_sections(rows: Iterable[CallResult], sources: Sources) -> list[Se
 
 
 def _add(row: CallResult, table: Table, heat: Heat) -> None:
-    call = row.candidate or row.reference
-    assert call is not None
-    other = row.reference
+    call, other = call_of(row), row.reference
     outputs = [slot for slot in row.slots if slot.role in ("output", "grad_input", "grad_parameter")]
     largest = max((slot.max_abs for slot in outputs if slot.max_abs is not None), default=None)
     broken = _nonfinite(outputs)
-    level = math.inf if row.level >= WITHOUT_MEASURE else row.level
-    got = math.inf if row.inherited >= WITHOUT_MEASURE else row.inherited
+    level = _measure(row.level)
     at = heat.add(
         call.module,
         (row.rank, row.step, int(row.direction == "backward")),
@@ -159,7 +155,7 @@ def _add(row: CallResult, table: Table, heat: Heat) -> None:
         "no_partner" if alone and row.verdict == "ok" else row.verdict,
         call.label,
         None if alone else level,
-        None if alone else got,
+        None if alone else _measure(row.inherited),
         call.module,
         call.source,
         largest,
@@ -180,15 +176,14 @@ def _add(row: CallResult, table: Table, heat: Heat) -> None:
         table.start_here()
 
 
+def _measure(error: float) -> float:
+    return math.inf if error >= WITHOUT_MEASURE else error
+
+
 def _nonfinite(outputs: list[SlotResult]) -> int | None:
-    counts = [
-        (side.nan or 0) + (side.inf or 0) for slot in outputs if (side := slot.candidate) is not None and _counted(side)
-    ]
+    sides = [slot.candidate for slot in outputs if slot.candidate is not None]
+    counts = [count for side in sides for count in (side.nan, side.inf) if count is not None]
     return sum(counts) if counts else None
-
-
-def _counted(side: SlotSide) -> bool:
-    return side.nan is not None or side.inf is not None
 
 
 def _slot(slot: SlotResult) -> list[Cell]:
@@ -196,8 +191,8 @@ def _slot(slot: SlotResult) -> list[Cell]:
         slot.name,
         _side(slot.candidate),
         _side(slot.reference),
-        math.inf if slot.level >= WITHOUT_MEASURE else slot.level,
-        math.inf if slot.z >= WITHOUT_MEASURE else slot.z,
+        _measure(slot.level),
+        _measure(slot.z),
         slot.ulp,
         slot.max_abs,
         slot.cosine,
@@ -297,9 +292,10 @@ def _compared(summary: Summary) -> list[Content]:
     for name, side in (("candidate", summary.candidate), ("reference", summary.reference)):
         facts = ", ".join(f"{fact} {value}" for fact, value in side.facts.items())
         rows.append((name, [(Code(side.title), f" ({side.format})"), *([Muted(facts)] if facts else [])]))
+    alone = f"{counts.candidate_only:,} calls of the candidate, {counts.reference_only:,} of the reference"
     listed = {
         "pairs of calls": f"{counts.pairs:,}",
-        "without a partner": _alone(counts.candidate_only, counts.reference_only),
+        "without a partner": alone if counts.candidate_only or counts.reference_only else "",
         "paired by": _listed(counts.by_rule),
         "values compared by": _listed(counts.by_basis),
         "verdicts": _listed(counts.by_verdict),
@@ -308,12 +304,6 @@ def _compared(summary: Summary) -> list[Content]:
     }
     rows += [row for row in listed.items() if row[1]]
     return [Facts(rows), Bullets(notes_of(summary), "What a reader should know", "info")]
-
-
-def _alone(candidate: int, reference: int) -> str:
-    if not candidate and not reference:
-        return ""
-    return f"{candidate:,} calls of the candidate, {reference:,} of the reference"
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -65,19 +65,9 @@ RUNGS = (
 )
 """Name in a diagnosis, name for people, and what runs there; from the first to the last."""
 
-RUNG_OF_STAGE = {
-    "dynamo": "dynamo",
-    "backend": "plain",
-    "aot": "aot",
-    "decomposition": "passes",
-    "pre_grad": "passes",
-    "joint": "passes",
-    "post_grad": "passes",
-    "lowering": "kernels",
-    "codegen": "kernels",
-    "runtime": "kernels",
-}
-"""The first rung on which a fault of the stage shows."""
+RUNG_OF_STAGE = {"dynamo": "dynamo", "backend": "plain", "aot": "aot"}
+RUNG_OF_STAGE |= dict.fromkeys(("decomposition", "pre_grad", "joint", "post_grad"), "passes")
+"""The first rung on which a fault of the stage shows; of other stages the kernels."""
 
 _LADDER = """<ol class="ladder">
 <li class="info"><span class="rung">Eager</span><span class="state">{{ reference | show }}</span>
@@ -111,7 +101,9 @@ def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix
         if text:
             pane, nodes = graph_pane(title, name, text, sources)
             panes.append(pane)
-            marks.append([nodes[finding.node]] if finding.node in nodes else _computing(nodes, text))
+            lines = text.splitlines()  # the node may have another name in this graph: then all that computes anything
+            computing = [index for index in nodes.values() if "torch.ops" in lines[index]]
+            marks.append([nodes[finding.node]] if finding.node in nodes else computing)
     for name in ("kernel.cpp", "kernel.py", "generated_code.py") if folder else ():
         text = read(folder, name)
         if text:
@@ -159,12 +151,6 @@ def recorded_line(folder: Path | None, source: str | None) -> str:
         if found is not None and found["place"] == source:
             return found["code"] or ""
     return ""
-
-
-def _computing(nodes: dict[str, int], text: str) -> list[int]:
-    """Where the finding's node has another name in this graph: the lines that compute anything."""
-    lines = text.splitlines()
-    return [index for index in nodes.values() if "torch.ops" in lines[index]]
 
 
 def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:

@@ -145,8 +145,8 @@ def findings_section(found: list[Found], sources: Sources, suffix: str = "") -> 
     left = len(found) - MOST_FINDINGS
     body: list[Content] = [Cards(cards), Note(f"{left} more are in {FINDINGS}." if left > 0 else "")]
     counts = [
-        f"{n} {_many(FINDING_BADGES[kind][1], n)}"
-        for kind in FINDING_BADGES
+        counted(n, noun, noun if noun.endswith("memory") else "")
+        for kind, (_, noun) in FINDING_BADGES.items()
         if (n := sum(one.line.kind == kind for one in found))
     ]
     return Section(f"findings{suffix}", "Findings", body=body, summary=", ".join(counts) or f"{len(found)}")
@@ -264,8 +264,7 @@ def _range(elements: Elements) -> Content:
 
 
 def _exception(found: Found) -> list[Content]:
-    raised = found.raised() if found.line.kind == "exception" else None
-    if raised is None:
+    if found.line.kind != "exception" or (raised := found.raised()) is None:
         return []
     texts = {"Traceback up to the operation": raised.traceback, "The calls that led to it": raised.callers}
     return [Folded(title, Listing(text[-MOST_TEXT:], title)) for title, text in texts.items() if text]
@@ -284,10 +283,6 @@ def _place(found: Found) -> str:
         step += f" and {len(found.steps):,} more, up to {found.steps[-1]}"
     direction = line.direction or (line.culprit.direction if line.culprit is not None else None)
     return ", ".join(part for part in (step, direction, f"model {line.model}" if line.model else "") if part)
-
-
-def _many(noun: str, count: int) -> str:
-    return noun if count == 1 or noun.endswith("memory") else f"{noun}s"
 
 
 def report_from(
@@ -507,7 +502,7 @@ def dump_sections(
         _add(call, judged, word, table, heat)
         if word not in HARMLESS:
             table.start_here()
-            sources.link(sources.short(call.source))
+            sources.linked(call.source)
         if table.rows <= WITH_SLOTS or (word not in HARMLESS and table.with_more < 2 * WITH_SLOTS):
             table.more(SLOT_HEAD, [_slot(slot) for slot in call.slots])
     constant = ("step", "rank", "direction", "kind", "notes", "module")

@@ -125,10 +125,6 @@ class Table:
             if all(value != value if self._numbers[i] else value < 0 for value in values):
                 self._hidden.add(i)
 
-    def texts(self, column: str) -> list[str]:
-        """The different texts of a column, in the order of their first row."""
-        return list(self._texts[self._index(column)])
-
     def map_texts(self, column: str, made: Callable[[str], str]) -> None:
         """Puts `made(text)` in the place of each text of a column."""
         i = self._index(column)
@@ -389,9 +385,7 @@ def calls_sections(
     table.renumber(COLUMN_KEY, across)
     table.hide_empty()
     table.hide_constant(*constant)
-    table.map_texts("line", sources.short)
-    for source in table.texts("line"):
-        sources.link(source)
+    table.map_texts("line", sources.linked)
     sections = []
     if heat.is_worth_it:
         data = heat.data(
