@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,6 +13,7 @@ from graphprobe.analysis.timing_records import FORMAT as PROFILE_FORMAT
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import ROWS, SUMMARY
 from graphprobe.errors import RunNotFoundError, UsageError
+from graphprobe.store import layout
 from graphprobe.store.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
 from graphprobe.store.dump_reader import is_op_file
 from graphprobe.store.files import open_file, read_file
@@ -33,6 +35,9 @@ SUBJECTS: dict[Kind, str] = {
     "profile": "a profile of compile time",
 }
 """In words."""
+
+MARKS = (b"<title>graphprobe",)
+"""What every page has."""
 
 EXPECTED = (
     "a run folder, the JSON or the folder of a diagnosis, the folder or the comparison.json of graphprobe compare, "
@@ -86,6 +91,21 @@ def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     else:
         from graphprobe.report.html.sections_dump import report_from
     return report_from(source, source_roots=source_roots)
+
+
+def write_page_to(target: Path, page: Report, *, named: str) -> None:
+    """Write the page; what was at `target` stays until it is whole. Raises UsageError if it cannot be written."""
+    from graphprobe.report.html.page import write_page
+
+    temporary = target.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{target.name}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            write_page(page, file)
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"{named}: it cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _kind_of_file(path: Path) -> Kind:

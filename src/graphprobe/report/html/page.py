@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import IO
 
 import msgspec
 from jinja2 import Template
 
-from graphprobe.errors import UsageError
 from graphprobe.report.document import SIGNS, DocumentVerdict, Section
 from graphprobe.report.html.render import Html, template
 from graphprobe.report.html.sources import Sources
-from graphprobe.store import layout
 
 _ASSETS = "assets"
-
-MARKS = (b"<title>graphprobe",)
-"""What every page has."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +89,3 @@ def _document() -> tuple[Template, Template, Template]:
     """Head, section and foot: the three parts of `page.html`, which marks where one ends."""
     head, body, foot = (template(part) for part in asset("page.html").split("<!-- part -->\n"))
     return head, body, foot
-
-
-def write_page_to(target: Path, page: Report, *, named: str) -> None:
-    """Write the page; what was at `target` stays until it is whole. Raises UsageError if it cannot be written."""
-    temporary = target.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{target.name}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            write_page(page, file)
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"{named}: it cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

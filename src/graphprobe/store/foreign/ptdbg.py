@@ -15,9 +15,8 @@ from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
 from graphprobe.store.dump_dtypes import bits_from_values
 from graphprobe.store.files import lines_in, open_file
-from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of
+from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of, stats_from_known
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
-from graphprobe.store.foreign.summary import stats_from_known
 
 Array = np.ndarray[Any, Any]
 

@@ -17,9 +17,9 @@ from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.calls import Call, CallDirection, CallDump, CallSlot, Scalar
 from graphprobe.store.dump_dtypes import STORED_DTYPES, widened
+from graphprobe.store.foreign.checked import summary_from_stats
 from graphprobe.store.foreign.names import file_stem, foreign_from_api
 from graphprobe.store.foreign.ptdbg import EDGE
-from graphprobe.store.foreign.summary import summary_from_stats
 
 Array = np.ndarray[Any, Any]
 _FRAME = re.compile(r"(?P<file>.*?):(?P<line>\d+) in (?P<function>[^:]*)(?:: (?P<code>.*))?", re.DOTALL)
