@@ -82,43 +82,16 @@ LISTED = 20
 """Findings and unpaired calls that the terminal shows."""
 
 SOURCE_COLUMNS = (
-    "NPU Name",
-    "Bench Name",
-    "NPU Tensor Dtype",
-    "Bench Tensor Dtype",
-    "NPU Tensor Shape",
-    "Bench Tensor Shape",
-    "Cosine",
-    "MaxAbsErr",
-    "MaxRelativeErr",
-    "One Thousandth Err Ratio",
-    "Five Thousandths Err Ratio",
-    "NPU max",
-    "NPU min",
-    "NPU mean",
-    "NPU l2norm",
-    "Bench max",
-    "Bench min",
-    "Bench mean",
-    "Bench l2norm",
-    "Accuracy Reached or Not",
-    "Err_message",
-)
+    "NPU Name", "Bench Name", "NPU Tensor Dtype", "Bench Tensor Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
+    "Cosine", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio", "NPU max",
+    "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min", "Bench mean", "Bench l2norm",
+    "Accuracy Reached or Not", "Err_message",
+)  # fmt: skip
 STACK_COLUMN = "NPU_Stack_Info"
 OUR_COLUMNS = (
-    "Verdict",
-    "Blame",
-    "Noise Level",
-    "Max Z",
-    "Max ULP",
-    "Worst Element",
-    "Basis",
-    "Rule",
-    "Module",
-    "Source",
-    "Step",
-    "Rank",
-)
+    "Verdict", "Blame", "Noise Level", "Max Z", "Max ULP", "Worst Element", "Basis", "Rule", "Module", "Source",
+    "Step", "Rank",
+)  # fmt: skip
 NOT_THERE = "N/A"
 
 

@@ -295,17 +295,10 @@ def print_closing(
     """
     console = console_for(file)
     console.print(Text(_line(verdict), style))
-    shown = [
-        *[fact for fact in facts if fact[1]][: LINES - 2],
-        ("next", f"{once}{', then: ' * bool(once)}{command_line(follow)}"),
-    ]
-    width = max((len(label) for label, _ in shown), default=0) + 2
-    for label, fact in shown:
-        head = f"  {label + ':':<{width}}"
-        text = fact if label == "next" else _line(fact)  # spaces count in the program of a -c
-        for line in [text] if label in WHOLE else wrapped(text, console.width - len(head)):
-            console.print(Text.assemble((head, "dim"), line), soft_wrap=True)
-            head = " " * len(head)
+    shown = [(label, _line(text)) for label, text in facts if text][: LINES - 2]
+    shown.append(("next", f"{once}{', then: ' * bool(once)}{command_line(follow)}"))
+    rows = [(label, Code(text) if label in WHOLE else text) for label, text in shown]
+    Paper(console, width=console.width, label=max(len(label) for label, _ in rows) + 2).show(Facts(rows), indent=2)
 
 
 def _line(text: str) -> str:

@@ -88,18 +88,9 @@ COLUMNS = (
 )
 
 SLOT_HEAD = (
-    "value",
-    "candidate",
-    "reference",
-    "error",
-    "max z",
-    "max ulp",
-    "max abs",
-    "cosine",
-    "worst at",
-    "verdict",
+    "value", "candidate", "reference", "error", "max z", "max ulp", "max abs", "cosine", "worst at", "verdict",
     "why",
-)
+)  # fmt: skip
 
 WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 900, 190, 62, 26, 10
 TOP = 7.0
