@@ -220,11 +220,7 @@ def _s(ns: int) -> str:
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of a profile; `source_roots` as `sources.Sources` has them.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """The report of a profile: see `page_of`."""
     from graphprobe.report.html.flame import flame_section, tree_from_profile
     from graphprobe.report.html.page import Report
     from graphprobe.report.html.sources import Sources

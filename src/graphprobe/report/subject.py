@@ -74,6 +74,9 @@ def kind_of(path: Path) -> Kind:
 def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     """The page of whatever `source` is; only what that needs is imported.
 
+    Args:
+        source_roots: see `sources.Sources`.
+
     Raises:
         RunNotFoundError: nothing is there.
         UsageError: something is there, and no page can be made of it.

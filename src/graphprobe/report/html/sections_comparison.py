@@ -204,14 +204,7 @@ def _side(side: SlotSide | None) -> str:
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of a folder that `graphprobe compare --out` wrote, or of its `comparison.json`.
-
-    Args:
-        source_roots: see `sources.Sources`.
-
-    Raises:
-        ArtifactNotFoundError, SchemaError: as `result_file.read_summary` and `read_rows`.
-    """
+    """The report of a folder that `graphprobe compare --out` wrote, or of its `comparison.json`: see `page_of`."""
     summary = read_summary(path)
     rows = rows_file(path)
     there = rows.is_file()

@@ -199,14 +199,7 @@ def ladder_section(diagnosis: Diagnosis) -> Section:
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of the JSON of a diagnosis, of a dossier, or of a folder of dossiers.
-
-    Args:
-        source_roots: see `sources.Sources`.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """The report of the JSON of a diagnosis, of a dossier, or of a folder of dossiers: see `page_of`."""
     found = read_diagnosed(path)
     written_ns = (path / FINDING if (path / FINDING).is_file() else path).stat().st_mtime_ns
     sources = Sources(Path.cwd(), given=source_roots, recorded=path.resolve().parent, since_ns=written_ns)

@@ -292,13 +292,8 @@ def report_from(
 
     Args:
         sources: finds the lines of the program; by default those below the working directory.
-        source_roots: see `sources.Sources`.
+        source_roots: see `page_of`.
         suffix: of the sections' ids, where a page has several dumps.
-
-    Raises:
-        RunNotFoundError: nothing is there.
-        UsageError: something is there, and it is no dump.
-        SchemaError: it was written by a newer graphprobe.
     """
     dump = open_dump(path)
     sources = sources if sources is not None else _sources(path, dump, source_roots)

@@ -319,14 +319,7 @@ class _Differ:
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of a run folder, or of the newest run in a folder of several.
-
-    Args:
-        source_roots: see `sources.Sources`.
-
-    Raises:
-        RunNotFoundError, SchemaError: as `Run.open`.
-    """
+    """The report of a run folder, or of the newest run in a folder of several: see `page_of`."""
     run = Run.open(path)
     models = run.models()
     manifest = run.manifest
