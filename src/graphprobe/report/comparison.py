@@ -119,8 +119,8 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
         file: standard output by default.
     """
     console = console_for(file)
-    word, tone, meaning = OUTCOMES[summary.outcome]
-    console.print(Text(word, f"bold {STYLES[tone]}"), Text(meaning or causes(accusing(summary))))
+    word, tone, said = outcome_of(summary)
+    console.print(Text(word, f"bold {STYLES[tone]}"), Text(said))
     console.print(Text(f"  candidate  {summary.candidate.title} ({summary.candidate.format})"))
     console.print(Text(f"  reference  {summary.reference.title} ({summary.reference.format})"))
     console.print(
@@ -153,7 +153,7 @@ def print_end(
         candidate, reference: the dumps as they were named, for the command that shows the call.
         out: the folder that has the whole comparison; None if it was not written.
     """
-    word, tone, meaning = OUTCOMES[summary.outcome]
+    word, tone, said = outcome_of(summary)
     facts: list[tuple[str, str]] = []
     follow = ["graphprobe", "compare", candidate, reference, "--out", "comparison"]
     if out is not None:
@@ -164,8 +164,7 @@ def print_end(
         facts.append((told, f"{call.label} {what_is_wrong(finding)}"))
         facts.append(("where", " in ".join(part for part in (call.source, call.module) if part)))
         follow = ["graphprobe", "parse", candidate if finding.candidate is not None else reference, call.label]
-    verdict = f"{word}: {meaning or causes(accusing(summary))}"
-    print_closing(verdict, facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
+    print_closing(f"{word}: {said}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
 
 
 def _undecided(finding: WrongCall) -> bool:
@@ -196,9 +195,10 @@ def what_is_wrong(finding: WrongCall) -> str:
     return DIFFERENCES_IN_WORDS[finding.kind]
 
 
-def causes(count: int) -> str:
-    """How many causes, in words."""
-    return f"{counted(count, 'cause')} found"
+def outcome_of(summary: Summary) -> tuple[str, Tone, str]:
+    """The verdict in a word, its tone, and what it means."""
+    word, tone, meaning = OUTCOMES[summary.outcome]
+    return word, tone, meaning or f"{counted(accusing(summary), 'cause')} found"
 
 
 def call_of(finding: WrongCall | CallResult) -> CallName:

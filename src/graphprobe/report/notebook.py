@@ -74,12 +74,11 @@ def verdict_of(result: Any) -> DocumentVerdict:
         return _of_diagnosis(result)
     if isinstance(result, Comparison):
         summary = result.summary
-        word, tone, meaning = comparison.OUTCOMES[summary.outcome]
+        word, tone, told = comparison.outcome_of(summary)
         cards = [
             comparison.card_of(title, finding, SourcePlace, also=comparison.SHOWN)
             for title, finding in comparison.titled(summary.findings[:CARDS])
         ]
-        told = meaning or comparison.causes(comparison.accusing(summary))
         sides = Facts([("candidate", Code(summary.candidate.title)), ("reference", Code(summary.reference.title))])
         return DocumentVerdict(tone, word, f"{told}.", [sides, *_some(cards, len(summary.findings))])
     if isinstance(result, Profile):

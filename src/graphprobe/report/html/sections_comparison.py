@@ -10,13 +10,12 @@ from graphprobe.compare.result import CallResult, SlotResult, SlotSide, Summary
 from graphprobe.compare.result_file import read_rows, read_summary, rows_file
 from graphprobe.report.comparison import (
     BASIS,
-    OUTCOMES,
     WORSE,
     accusing,
     call_of,
     card_of,
-    causes,
     notes_of,
+    outcome_of,
     titled,
     what_is_wrong,
 )
@@ -222,12 +221,12 @@ def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources 
         sources: finds the lines of the program; by default those below the working directory.
     """
     found = sources if sources is not None else Sources(Path.cwd())
-    word, tone, meaning = OUTCOMES[summary.outcome]
+    word, tone, said = outcome_of(summary)
     # First, as the lines that a page shows are limited.
     cards = [
         card_of(title, finding, found.place, also=len(finding.also)) for title, finding in titled(summary.findings)
     ]
-    verdict = DocumentVerdict(tone, word, _sentence(summary, meaning), Facts(_first(summary, found)))
+    verdict = DocumentVerdict(tone, word, _sentence(summary, said), Facts(_first(summary, found)))
     sections = []
     if cards:
         order = f"{len(cards)}, in the order of execution"
@@ -243,9 +242,9 @@ def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources 
     return Report(f"graphprobe compare: {word.capitalize()}", " against ".join(sides), verdict, sections, found, facts)
 
 
-def _sentence(summary: Summary, meaning: str) -> str:
+def _sentence(summary: Summary, said: str) -> str:
     if summary.outcome != "different" or summary.first is None:
-        return f"{meaning[0].upper()}{meaning[1:]}." if meaning else f"{causes(accusing(summary)).capitalize()}."
+        return f"{said[0].upper()}{said[1:]}."
     call = call_of(summary.first)
     where = f" in {call.module}" if call.module else ""
     return f"{call.label}{where} {what_is_wrong(summary.first)}."
