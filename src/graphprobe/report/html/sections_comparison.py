@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.compare.result import CallResult, SlotResult, SlotSide, Summary
 from graphprobe.compare.result_file import read_rows, read_summary, rows_file
 from graphprobe.report.comparison import (
@@ -130,7 +131,7 @@ def comparison_sections(rows: Iterable[CallResult], sources: Sources) -> list[Se
 
 def _add(row: CallResult, table: Table, heat: Heat) -> None:
     call, other = call_of(row), row.reference
-    outputs = [slot for slot in row.slots if slot.role in ("output", "grad_input", "grad_parameter")]
+    outputs = [slot for slot in row.slots if slot.role in OUTPUT_ROLES]
     largest = max((slot.max_abs for slot in outputs if slot.max_abs is not None), default=None)
     broken = _nonfinite(outputs)
     level = _measure(row.level)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from graphprobe.compare.open import open_dump
+from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.compare.randomness import is_undefined
 from graphprobe.numerics.dtypes import DTYPES
 from graphprobe.records import Manifest, TensorStats
@@ -65,21 +66,17 @@ MOST_LINES = 6
 MOST_TEXT = 20_000
 """Characters of a traceback."""
 
-FINDING_BADGES: dict[str, tuple[Tone, str]] = {
-    "overflow": ("bad", "overflow"),
-    "overwritten": ("bad", "overwritten memory"),
-    "exception": ("bad", "exception"),
+FINDINGS_IN_WORDS = {
+    "overflow": ("overflow", "overflows"),
+    "overwritten": ("overwritten memory", "overwritten"),
+    "exception": ("exception", "raised"),
 }
+"""What a finding of a kind is called, and in the table the call that it is about."""
 
 _RANGE = """{{ text }}<svg viewBox="0 0 400 14" width="400" height="14" role="img"
 aria-label="{{ text }}" style="display:block;max-width:100%;margin-top:.35rem"><rect width="400" height="14" rx="3"
 fill="var(--panel)" stroke="var(--line)"/>
 <rect x="{{ left }}" width="{{ width }}" height="14" fill="var(--bad)"/></svg>"""
-
-WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "raised"}
-"""Of a call that a finding is about, in the table."""
-
-HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
 
 HEALTH_TONES: dict[str, Tone] = {
     "overflows": "bad",
@@ -97,9 +94,6 @@ HEALTH_TONES: dict[str, Tone] = {
 a mask; `uninitialised`: memory as it was, `torch.empty`, whose numbers say nothing."""
 
 HARMLESS = ("finite", "writes_infinity", "uninitialised", "not_measured")
-
-RESULTS = ("output", "grad_input", "grad_parameter")
-"""Roles of what a call gives."""
 
 WITH_SLOTS = 2_000
 """Calls whose slots are shown with their details: the first ones, and as many of those that are not finite."""
@@ -146,7 +140,7 @@ def findings_section(found: list[Found], sources: Sources, suffix: str = "") -> 
     body: list[Content] = [Cards(cards), Note(f"{left} more are in {FINDINGS}." if left > 0 else "")]
     counts = [
         counted(n, noun, noun if noun.endswith("memory") else "")
-        for kind, (_, noun) in FINDING_BADGES.items()
+        for kind, (noun, _) in FINDINGS_IN_WORDS.items()
         if (n := sum(one.line.kind == kind for one in found))
     ]
     return Section(f"findings{suffix}", "Findings", body=body, summary=", ".join(counts) or f"{len(found)}")
@@ -185,7 +179,8 @@ def _told(found: Found, sources: Sources) -> list[Content]:
     rows.append(("step", _place(found)))
     if line.file:
         rows.append(("values", Code(line.file)))
-    tone, word = FINDING_BADGES.get(line.kind, ("warn", line.kind))
+    tone: Tone = "bad" if line.kind in FINDINGS_IN_WORDS else "warn"
+    word = FINDINGS_IN_WORDS.get(line.kind, (line.kind,))[0]
     return [(Badge(tone, word), " ", _plain(line)), Facts(rows), *_exception(found)]
 
 
@@ -299,7 +294,7 @@ def report_from(
     sources = sources if sources is not None else _sources(path, dump, source_roots)
     found, unread = findings_at(path) if dump.format == "graphprobe-graph" else ([], [])
     section = findings_section(found, sources, suffix)
-    said = {text: WORDS.get(one.line.kind, "") for one in found for text in one.texts}
+    said = {text: FINDINGS_IN_WORDS.get(one.line.kind, ("", ""))[1] for one in found for text in one.texts}
     sections, health = dump_sections(dump, sources, said, suffix)
     verdict = _verdict(found, health, sources, suffix)
     made = [section] if section is not None else []
@@ -331,7 +326,7 @@ def _verdict(found: list[Found], health: Health, sources: Sources, suffix: str) 
     if found:
         first = found[0]
         tone: Tone = "bad"
-        word, text = HEADS.get(first.line.kind, "FOUND"), sentence_of(first)
+        word, text = first.line.kind.upper() if first.line.kind in FINDINGS_IN_WORDS else "FOUND", sentence_of(first)
         if first.culprit is not None and (lines := lines_of(first.culprit, sources)):
             rows.append(("lines", lines))
         if len(found) > 1:
@@ -432,13 +427,13 @@ class HealthJudge:
                 return word
         if is_undefined(call):
             return "uninitialised"
-        results = [stats[slot.name] for slot in call.slots if slot.role in RESULTS and slot.name in stats]
+        results = [stats[slot.name] for slot in call.slots if slot.role in OUTPUT_ROLES and slot.name in stats]
         if not results:
             return "not_measured"
         nan, infinite = sum(one.nan for one in results), sum(map(infinite_of, results))
         if not nan and not infinite:
             return "finite"
-        given = [stats[slot.name] for slot in call.slots if slot.role not in RESULTS and slot.name in stats]
+        given = [stats[slot.name] for slot in call.slots if slot.role not in OUTPUT_ROLES and slot.name in stats]
         # A backward computes with what its forward has kept, too.
         if any(one.nan or infinite_of(one) for one in given) or _identity(call) in self._spoiled:
             return "passes_on"
@@ -506,7 +501,7 @@ def dump_sections(
 
 
 def _add(call: Call, judged: dict[str, TensorStats], word: str, table: Table, heat: Heat) -> None:
-    given = [slot for slot in call.slots if slot.role in RESULTS]
+    given = [slot for slot in call.slots if slot.role in OUTPUT_ROLES]
     results = [(slot, slot.stats) for slot in given if slot.stats is not None]
     first = next((slot for slot in given if slot.meta is not None), None)
     counts = [judged[slot.name] for slot in given if slot.name in judged]
