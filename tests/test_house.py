@@ -213,8 +213,7 @@ READ_HERE = {
     "store/reader.py": 1,  # of the kernel, whether a process is alive
     "store/api_records.py": 1,  # behind open_file
     "store/dump_format.py": 1,
-    "store/foreign/checked.py": 1,  # behind check_regular, as the next one
-    "store/foreign/torch_file.py": 1,
+    "store/foreign/checked.py": 2,  # behind check_regular
     "report/html/page.py": 1,  # a file of this package
 }
 """Places that read a file otherwise than by `store/files.py`, which refuses what is no regular file."""

@@ -27,7 +27,7 @@ from graphprobe.judge import judging, stage_table
 from graphprobe.numerics import verdict
 from graphprobe.report.html import render
 from graphprobe.store import reader
-from graphprobe.store.foreign import torch_file
+from graphprobe.store.foreign import checked
 
 sizes = module_at("scripts", "sizes.py")
 
@@ -72,7 +72,7 @@ ONCE = {
         frozenset({"cli.commands.diagnose._fields", "diagnose.whole.find_whole"}),
     ),
     "judge numbers against their noise": Verb(verdict.judge, (r"\bVerdict\(",)),
-    "read a file that torch.save wrote": Verb(torch_file.read_tensor, (r"\btorch\.load\(|\bZipFile\(",)),
+    "read a file that torch.save wrote": Verb(checked.read_tensor, (r"\btorch\.load\(|\bZipFile\(",)),
     "fork a process": Verb(after_fork.fork, (r"\bos\.fork\(",)),
     "say how a child process ended": Verb(forked_child.outcome_of, (r"\bOutcome\(",)),
     "find a generated module": Verb(inductor_taps.generated_module, (r"\bPyCodeCache\b",)),

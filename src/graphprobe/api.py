@@ -253,7 +253,7 @@ def report(
         UsageError: something is there, and no report can be made of it; or the file cannot be written.
         SchemaError: it was written by a newer graphprobe.
     """
-    from graphprobe.report.html.make import MARKS, page_of, write_page_to
+    from graphprobe.report.subject import MARKS, page_of, write_page_to
     from graphprobe.store.files import file_to_write
 
     source, file = _path("report(path", path), str(_path("report(out", out))

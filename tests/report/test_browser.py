@@ -13,7 +13,6 @@ from graphprobe.analysis.timing import write_profile
 from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 from graphprobe.records import Where
 from graphprobe.report.document import DocumentVerdict, Section
-from graphprobe.report.html.make import page_of as report_of_folder
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.sections_comparison import report_from as comparison_from
 from graphprobe.report.html.sections_diagnosis import report_from as diagnosis_from
@@ -21,6 +20,7 @@ from graphprobe.report.html.sections_dump import report_from as dump_from
 from graphprobe.report.html.sections_run import report_from as run_from
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.html.table import Column, Table
+from graphprobe.report.subject import page_of as report_of_folder
 from graphprobe.store import layout
 from msprobe_tool import DATA
 from probe.dump.conftest import Dumping, dumping  # noqa: F401

@@ -10,7 +10,7 @@ from conftest import ROOT
 from graphprobe.numerics import PairStats
 from graphprobe.records import TensorStats
 from graphprobe.report import comparison
-from graphprobe.report.html import dump_table, heat, sections_comparison
+from graphprobe.report.html import sections_comparison, sections_dump, table
 from graphprobe.report.html.sections_comparison import report_from as comparison_from
 from graphprobe.report.html.sections_diagnosis import report_from as diagnosis_from
 from graphprobe.report.html.sections_run import report_from as run_from
@@ -166,11 +166,11 @@ PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def test_every_figure_is_defined() -> None:
-    of_tables = [value for room in (sections_comparison, dump_table) for value in vars(room).values()]
+    of_tables = [value for room in (sections_comparison, sections_dump) for value in vars(room).values()]
     columns = [c for value in of_tables if isinstance(value, tuple) for c in value if isinstance(c, Column)]
     shown = {c.name for c in columns if c.kind == "number" and not c.hidden} - {"#", "step", "rank"}
     assert {"gave", "got", "range"} <= shown
-    shown |= {value.name for value in vars(heat).values() if isinstance(value, heat.Metric)}
+    shown |= {value.name for value in vars(table).values() if isinstance(value, table.Metric)}
     texts = {f"{side} {text}" for side in ("NPU", "Bench") for text in ("Name", "Tensor Dtype", "Tensor Shape")}
     shown |= set(comparison.SOURCE_COLUMNS) - texts - {"Err_message"} | {"Noise Level", "Max Z", "Max ULP"}
     for record in (TensorStats, PairStats):

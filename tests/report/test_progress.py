@@ -10,8 +10,8 @@ import pytest
 
 from graphprobe.engine.forked_child import SIZE, Board, doing, isolated, told_on
 from graphprobe.findings import NamedStep
-from graphprobe.report import progress
-from graphprobe.report.progress import ProgressLine, shown_in_notebook
+from graphprobe.report import terminal
+from graphprobe.report.terminal import ProgressLine, shown_in_notebook
 
 
 class Clock:
@@ -89,7 +89,7 @@ def test_elsewhere_nothing_is_shown_and_the_callers_own_is_left_alone(monkeypatc
 
     with shown_in_notebook() as shown:
         assert shown is None
-    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
+    monkeypatch.setattr(terminal, "_in_notebook", lambda: True)
     with shown_in_notebook(own) as shown:
         assert shown is own
 

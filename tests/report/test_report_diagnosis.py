@@ -61,6 +61,13 @@ def test_a_proof_that_was_moved_is_found_and_one_that_is_gone_is_told(tmp_path: 
     assert [section.id for section in report.sections] == ["ladder", "checked"]
 
 
+@pytest.mark.parametrize("backend", [None, "tvm", "mine (b.py:67)"])
+def test_pytorchs_template_is_named_where_the_fault_is_pytorchs(backend: str | None, tmp_path: Path) -> None:
+    dossier = Path(str(finding(tmp_path, source(tmp_path), backend=backend).dossier))
+    proof = rendered(next(one.body for one in report_from(dossier).sections if one.id == "proof"))
+    assert ("s template" in proof) is (backend is None) and "an issue" in proof
+
+
 def test_the_line_is_shown_as_it_was_compiled(tmp_path: Path) -> None:
     path = fault(tmp_path)
     (tmp_path / "model.py").write_text("# another line\n" * 30)

@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.report.document import Section
-from graphprobe.report.html.heat import (
+from graphprobe.report.html.table import (
     COLUMN_KEY,
     ERROR,
     MOST_COLUMNS,
     MOST_ROWS,
     NONFINITE,
+    PACKED_FROM_BYTES,
     ROW_KEY,
+    Column,
     Heat,
+    Table,
     call_titles,
     shortened,
 )
-from graphprobe.report.html.table import PACKED_FROM_BYTES, Column, Table
 from report.made import body_of, page_of
 
 EVIL = "<img src=x onerror=\"document.title='run'\"></script>"

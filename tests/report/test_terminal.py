@@ -9,8 +9,10 @@ import pytest
 
 from graphprobe.analysis.timing import Profile, Span
 from graphprobe.records import Where
-from graphprobe.report import profile_text
-from graphprobe.report.terminal import command_line, json_from_run, print_closing, print_diff, print_lines, print_run
+from graphprobe.report import profile as profile_view
+from graphprobe.report.graph_diff import print_diff
+from graphprobe.report.run import json_from_run, print_run
+from graphprobe.report.terminal import command_line, print_closing, print_lines
 from graphprobe.report.visible import echo, visible
 from graphprobe.store import Run, RunWriter, layout
 from report.samples import diff_texts
@@ -191,7 +193,7 @@ def test_the_last_lines_name_a_slow_pass_of_the_program(own: dict[str, str]) -> 
     spans.append(Span("pass.post_grad_passes.slow", 10, 4 * 10**8 + 10, 0, parent=0, compile_id="0/0", kind="pass"))
     profile = Profile("0", "2.13", "3.11", 0, 10**9, 0, spans, [], [], ["main"], own_passes=own)
     file = io.StringIO()
-    profile_text.print_end(profile, "p.json", file=file)
+    profile_view.print_end(profile, "p.json", file=file)
     assert ("slow = canonicalise, /p/slow.py:7, 0.400 s" in file.getvalue()) == bool(own)
 
 

@@ -14,7 +14,7 @@ from graphprobe.numerics.noise import C0
 from graphprobe.numerics.pair import compare_pairs
 from graphprobe.records import TensorStats
 from graphprobe.store.dump_dtypes import STORED_DTYPES, Array, widened
-from graphprobe.store.foreign.summary import summary_from_stats
+from graphprobe.store.foreign.checked import summary_from_stats
 
 SAMPLE = 4096
 """Elements of which the typical magnitude is taken."""

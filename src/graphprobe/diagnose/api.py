@@ -20,7 +20,7 @@ from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ, NamedStep
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
-from graphprobe.report.progress import shown_in_notebook
+from graphprobe.report.terminal import shown_in_notebook
 from graphprobe.settings.limits import TimeBudget, limits_from
 
 __all__ = ["Diagnosis", "Finding", "LargestZ", "diagnose"]

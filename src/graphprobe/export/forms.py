@@ -104,15 +104,11 @@ def export(path: str | Path, out: str | Path, form: str, *, force: bool = False,
         raise SchemaError(f"{path} holds a number that is larger than any that is measured: {error}") from error
 
 
-def forms_of(kind: Kind) -> list[str]:
-    """The forms that a kind can be exported to."""
-    return [name for name, form in FORMS.items() if kind in form.kinds]
-
-
 def _cannot(path: str, kind: Kind, form: str) -> UsageError:
     words = [SUBJECTS[one] for one in FORMS[form].kinds]
     possible = " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
-    forms = ", ".join(forms_of(kind)) or "no form; graphprobe report makes a page of it"
+    forms = ", ".join(name for name, one in FORMS.items() if kind in one.kinds)
+    forms = forms or "no form; graphprobe report makes a page of it"
     return UsageError(
         f"{path} is {SUBJECTS[kind]}; {form} is made from {possible}",
         hint=f"{SUBJECTS[kind]} can be exported to {forms}",

@@ -25,16 +25,19 @@ STATISTICS = ("min", "max", "mean", "std", "l2", "nonfinite")
 LIMIT = 4.0
 """rms of z up to which rounding explains a difference; docs/metrics.md."""
 
-THRESHOLDS: tuple[tuple[float, str], ...] = (
-    (LIMIT, "#a3d9a5"),
-    (100.0, "#ffe08a"),
-    (1e4, "#ffb366"),
-    (1e30, "#ff8a80"),
-)
+Style = dict[str, list[dict[str, Any]]]
+ERRORS: Style = {
+    "thresholds": [
+        {"value": LIMIT, "bgColor": "#a3d9a5"},
+        {"value": 100.0, "bgColor": "#ffe08a"},
+        {"value": 1e4, "bgColor": "#ffb366"},
+        {"value": 1e30, "bgColor": "#ff8a80"},
+    ]
+}
 """Colours of errors in units of noise: a value up to the first number has the first colour, and so on."""
 
-GRADIENT: tuple[tuple[float, str], ...] = ((0.0, "#ffffff"), (1.0, "#6ea8fe"))
-NONFINITE: tuple[tuple[float, str], ...] = ((0.0, "#ffffff"), (1e30, "#ff8a80"))
+NONFINITE: Style = {"thresholds": [{"value": 0.0, "bgColor": "#ffffff"}, {"value": 1e30, "bgColor": "#ff8a80"}]}
+GRADIENT: Style = {"gradient": [{"stop": 0.0, "bgColor": "#ffffff"}, {"stop": 1.0, "bgColor": "#6ea8fe"}]}
 
 Results = dict[str, dict[str, float]]
 """By graph and node, a value."""
@@ -68,7 +71,9 @@ def export_calls(dump: CallDump, folder: Path) -> tuple[list[Path], int]:
                     data[name].setdefault(graph_id, {})[node_id] = value
             graphs.append({"id": graph_id, "nodes": nodes})
     written = [write_graphs(folder, dump.title, graphs)]
-    return written + write_statistics(folder, data), len(graphs)
+    styles = dict.fromkeys(data, GRADIENT) | {"nonfinite": NONFINITE}
+    written += [_write_data(folder / f"{name}.json", found, styles[name]) for name, found in data.items() if found]
+    return written, len(graphs)
 
 
 def export_comparison(rows: Iterable[CallResult], title: str, folder: Path) -> tuple[list[Path], int]:
@@ -95,7 +100,7 @@ def export_comparison(rows: Iterable[CallResult], title: str, folder: Path) -> t
             for name, value in (("level", row.level), ("inherited", row.inherited), ("z", z)):
                 data[name].setdefault(graph_id, {})[node_id] = value
     written = [write_graphs(folder, title, [{"id": key, "nodes": nodes} for key, nodes in graphs.items()])]
-    written += [_write_data(folder / f"{name}.json", found, thresholds=THRESHOLDS) for name, found in data.items()]
+    written += [_write_data(folder / f"{name}.json", found, ERRORS) for name, found in data.items()]
     return written, len(graphs)
 
 
@@ -106,14 +111,10 @@ def graph_id_of(rank: int, step: int) -> str:
 
 def fx_graphs(file: RunGraph) -> Iterator[dict[str, Any]]:
     """The graph of a file, and those nested in it, which have their path behind the address."""
-    ids = {graph.path: _fx_id(file, graph) for graph in file.graphs}
+    below = {graph.path: graph.path.partition("/")[2] for graph in file.graphs}
+    ids = {path: f"{file.address}/{inner}" if inner else file.address for path, inner in below.items()}
     for graph in file.graphs:
         yield {"id": ids[graph.path], "nodes": list(_fx_nodes(graph, ids))}
-
-
-def _fx_id(file: RunGraph, graph: Graph) -> str:
-    _, _, below = graph.path.partition("/")
-    return f"{file.address}/{below}" if below else file.address
 
 
 def _fx_nodes(graph: Graph, ids: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -184,27 +185,18 @@ def _node(
 
 def values_of(call: Call) -> dict[str, float]:
     """The statistics of what a call gave, as far as they are known; of several outputs the extreme of each."""
-    given = [(s.stats, s.known) for s in call.slots if s.role in OUTPUT_ROLES and s.stats is not None]
     found: dict[str, float] = {}
-    for stats, known in given:
-        if stats is None:
+    for slot in call.slots:
+        stats = slot.stats
+        if slot.role not in OUTPUT_ROLES or stats is None:
             continue
         for name in STATISTICS[:-1]:
-            value = getattr(stats, name) if name in known else None
+            value = getattr(stats, name) if name in slot.known else None
             if value is not None and math.isfinite(value):
-                found = combined(found, {name: float(value)})
-        if "nan" in known:
-            count = stats.nan + stats.positive_inf + stats.negative_inf
-            found["nonfinite"] = found.get("nonfinite", 0) + count
+                found[name] = float((min if name == "min" else max)(found.get(name, value), value))
+        if "nan" in slot.known:
+            found["nonfinite"] = found.get("nonfinite", 0) + stats.nan + stats.positive_inf + stats.negative_inf
     return found
-
-
-def combined(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """The smallest `min`, and the largest of all other statistics."""
-    result = dict(one)
-    for name, value in other.items():
-        result[name] = (min if name == "min" else max)(result.get(name, value), value)
-    return result
 
 
 def write_graphs(folder: Path, label: str, graphs: Sequence[dict[str, Any]]) -> Path:
@@ -212,30 +204,8 @@ def write_graphs(folder: Path, label: str, graphs: Sequence[dict[str, Any]]) -> 
     return _write(folder / GRAPHS, {"label": label, "graphs": list(graphs)})
 
 
-def write_statistics(folder: Path, data: Mapping[str, Results]) -> list[Path]:
-    """Write one file of node data for each statistic that has values."""
-    return [
-        _write_data(folder / f"{name}.json", found, thresholds=NONFINITE)
-        if name == "nonfinite"
-        else _write_data(folder / f"{name}.json", found, gradient=GRADIENT)
-        for name, found in data.items()
-        if found
-    ]
-
-
-def _write_data(
-    path: Path,
-    data: Results,
-    *,
-    thresholds: Sequence[tuple[float, str]] = (),
-    gradient: Sequence[tuple[float, str]] = (),
-) -> Path:
+def _write_data(path: Path, data: Results, style: Style) -> Path:
     """The format of node data: by graph id the results by node id, and how values become colours."""
-    style: dict[str, Any] = {}
-    if thresholds:
-        style["thresholds"] = [{"value": value, "bgColor": colour} for value, colour in thresholds]
-    if gradient:
-        style["gradient"] = [{"stop": stop, "bgColor": colour} for stop, colour in gradient]
     document = {
         graph: {"results": {node: {"value": value} for node, value in values.items()}, **style}
         for graph, values in data.items()

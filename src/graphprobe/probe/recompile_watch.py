@@ -13,7 +13,7 @@ from graphprobe.analysis.recompiles import RecompileReport, Versions, new_causes
 from graphprobe.errors import UsageError, last_line
 from graphprobe.internals.bus import Subscription
 from graphprobe.internals.dynamo import recompile_taps
-from graphprobe.report.run_text import group_line, recompile_lines
+from graphprobe.report.explanation import group_line, recompile_lines
 
 _LOST = "recompilations may be missing: "
 

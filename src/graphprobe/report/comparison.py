@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
@@ -25,7 +26,6 @@ from graphprobe.report.document import (
     counted,
 )
 from graphprobe.report.terminal import STYLES, Console, Paper, Text, console_for, print_closing
-from graphprobe.store.dump_format import numbers_text
 
 OUTCOMES: dict[str, tuple[str, Tone, str]] = {
     "same": ("SAME", "good", "no difference beyond the noise of the dtypes"),
@@ -82,45 +82,17 @@ LISTED = 20
 """Findings and unpaired calls that the terminal shows."""
 
 SOURCE_COLUMNS = (
-    "NPU Name",
-    "Bench Name",
-    "NPU Tensor Dtype",
-    "Bench Tensor Dtype",
-    "NPU Tensor Shape",
-    "Bench Tensor Shape",
-    "Cosine",
-    "MaxAbsErr",
-    "MaxRelativeErr",
-    "One Thousandth Err Ratio",
-    "Five Thousandths Err Ratio",
-    "NPU max",
-    "NPU min",
-    "NPU mean",
-    "NPU l2norm",
-    "Bench max",
-    "Bench min",
-    "Bench mean",
-    "Bench l2norm",
-    "Accuracy Reached or Not",
-    "Err_message",
-)
+    "NPU Name", "Bench Name", "NPU Tensor Dtype", "Bench Tensor Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
+    "Cosine", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio", "NPU max",
+    "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min", "Bench mean", "Bench l2norm",
+    "Accuracy Reached or Not", "Err_message",
+)  # fmt: skip
 STACK_COLUMN = "NPU_Stack_Info"
 OUR_COLUMNS = (
-    "Verdict",
-    "Blame",
-    "Noise Level",
-    "Max Z",
-    "Max ULP",
-    "Worst Element",
-    "Basis",
-    "Rule",
-    "Module",
-    "Source",
-    "Step",
-    "Rank",
-)
+    "Verdict", "Blame", "Noise Level", "Max Z", "Max ULP", "Worst Element", "Basis", "Rule", "Module", "Source",
+    "Step", "Rank",
+)  # fmt: skip
 NOT_THERE = "N/A"
-LINE_END = "\r\n"
 
 
 def document_from(summary: Summary, unpaired: Iterable[CallResult] = ()) -> dict[str, Any]:
@@ -147,8 +119,8 @@ def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, f
         file: standard output by default.
     """
     console = console_for(file)
-    word, tone, meaning = OUTCOMES[summary.outcome]
-    console.print(Text(word, f"bold {STYLES[tone]}"), Text(meaning or causes(accusing(summary))))
+    word, tone, said = outcome_of(summary)
+    console.print(Text(word, f"bold {STYLES[tone]}"), Text(said))
     console.print(Text(f"  candidate  {summary.candidate.title} ({summary.candidate.format})"))
     console.print(Text(f"  reference  {summary.reference.title} ({summary.reference.format})"))
     console.print(
@@ -181,7 +153,7 @@ def print_end(
         candidate, reference: the dumps as they were named, for the command that shows the call.
         out: the folder that has the whole comparison; None if it was not written.
     """
-    word, tone, meaning = OUTCOMES[summary.outcome]
+    word, tone, said = outcome_of(summary)
     facts: list[tuple[str, str]] = []
     follow = ["graphprobe", "compare", candidate, reference, "--out", "comparison"]
     if out is not None:
@@ -192,8 +164,7 @@ def print_end(
         facts.append((told, f"{call.label} {what_is_wrong(finding)}"))
         facts.append(("where", " in ".join(part for part in (call.source, call.module) if part)))
         follow = ["graphprobe", "parse", candidate if finding.candidate is not None else reference, call.label]
-    verdict = f"{word}: {meaning or causes(accusing(summary))}"
-    print_closing(verdict, facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
+    print_closing(f"{word}: {said}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
 
 
 def _undecided(finding: WrongCall) -> bool:
@@ -224,9 +195,10 @@ def what_is_wrong(finding: WrongCall) -> str:
     return DIFFERENCES_IN_WORDS[finding.kind]
 
 
-def causes(count: int) -> str:
-    """How many causes, in words."""
-    return f"{counted(count, 'cause')} found"
+def outcome_of(summary: Summary) -> tuple[str, Tone, str]:
+    """The verdict in a word, its tone, and what it means."""
+    word, tone, meaning = OUTCOMES[summary.outcome]
+    return word, tone, meaning or f"{counted(accusing(summary), 'cause')} found"
 
 
 def call_of(finding: WrongCall | CallResult) -> CallName:
@@ -250,7 +222,7 @@ def card_of(title: str, finding: WrongCall, place: Callable[[str], SourcePlace],
         also: how many other calls of the same cause are named.
     """
     call, other = call_of(finding), finding.reference
-    at = place(call.source)
+    at, more = place(call.source), finding.also_count - also
     elsewhere = finding.candidate is not None and other is not None and other.label != call.label
     noise = f"{finding.level:.3g} units of rounding noise in what it gave, {finding.inherited:.3g} in what it got"
     facts: dict[str, Content] = {
@@ -258,7 +230,7 @@ def card_of(title: str, finding: WrongCall, place: Callable[[str], SourcePlace],
         "line": [at, Excerpt(at.line)] if call.source else "",
         "value": _value(finding),
         "reference": Code(other.label) if elsewhere and other is not None else "",
-        "also": f"{', '.join(finding.also[:also])}{_more(finding.also_count - also)}",
+        "also": f"{', '.join(finding.also[:also])}{f' and {more} more' if more > 0 else ''}",
         "error": noise if finding.level or finding.inherited else "",
         "evidence": list(finding.evidence),
     }
@@ -288,38 +260,25 @@ def _value(finding: WrongCall) -> Content:
     return Code(finding.slot), f"{at}; ", side
 
 
-def _more(count: int) -> str:
-    return f" and {count} more" if count > 0 else ""
-
-
 def _print_unpaired(console: Console, summary: Summary, rows: Iterable[CallResult]) -> None:
     total = summary.counts.candidate_only + summary.counts.reference_only
     if not total:
         return
     console.print()
-    console.print(
-        Text(
-            f"Without a partner: {summary.counts.candidate_only} calls of the candidate, "
-            f"{summary.counts.reference_only} of the reference",
-            "bold",
-        )
-    )
-    shown = 0
-    for row in rows:
-        if shown == LISTED:
-            break
+    alone = f"{summary.counts.candidate_only} calls of the candidate, {summary.counts.reference_only} of the reference"
+    console.print(Text(f"Without a partner: {alone}", "bold"))
+    shown = list(itertools.islice(rows, LISTED))
+    for row in shown:
         call = call_of(row)
         side = "candidate" if row.candidate is not None else "reference"
         where = f" {call.source}" if call.source else ""
         console.print(Text(f"  {side} {call.label}{where}: {row.reason}", "dim"))
-        shown += 1
-    if total > shown:
-        console.print(Text(f"  and {total - shown} more; --csv and --json have all", "dim"))
+    if total > len(shown):
+        console.print(Text(f"  and {total - len(shown)} more; --csv and --json have all", "dim"))
 
 
 def bars_from(levels: list[float]) -> str:
     """A line of bars, logarithmic from 1 unit of noise to 10 million."""
-
     top = 7.0
     return "".join(BARS[min(7, int(8 * min(top, max(0.0, math.log10(max(v, 1e-9)))) / top))] for v in levels)
 
@@ -387,96 +346,52 @@ def write_csv(
         stack: adds the source's column with the program's frames.
         label: the name of a slot, of its call, its own name and the call's direction.
     """
-    csv.writer(file).writerow([*SOURCE_COLUMNS, *([STACK_COLUMN] if stack else []), *OUR_COLUMNS])
+    writer = csv.writer(file)
+    writer.writerow([*SOURCE_COLUMNS, *([STACK_COLUMN] if stack else []), *OUR_COLUMNS])
     count = 0
     for row in rows:
-        lines = _lines(row, stack, label)
-        if lines:
-            file.write(LINE_END.join([*lines, ""]))
-            count += len(lines)
+        lines = [[NOT_THERE if cell is None else cell for cell in line] for line in _lines(row, stack, label)]
+        writer.writerows(lines)
+        count += len(lines)
     return count
 
 
-def _lines(row: CallResult, stack: bool, label: Callable[[CallName, str, str], str]) -> list[str]:
-    """The lines as `csv.writer` would write them, which takes most of its time for numbers."""
-    name = row.candidate or row.reference
-    assert name is not None
-    trace = f"{_cell(chr(10).join(name.stack))}," if stack else ""
-    place = f"{_short_cell(name.module)},{_short_cell(name.source)},{row.step},{row.rank}"
+def _lines(row: CallResult, stack: bool, label: Callable[[CallName, str, str], str]) -> Iterator[list[object]]:
+    """The cells of each line; None is what is not there."""
+    name = call_of(row)
+    trace = ["\n".join(name.stack)] if stack else []
+    place = [name.module, name.source, row.step, row.rank]
     if row.rule is None:
-        labels = [NOT_THERE if side is None else _cell(side.label) for side in (row.candidate, row.reference)]
-        blank = f"{NOT_THERE}," * (len(SOURCE_COLUMNS) - 3)
-        why = _cell(f"no partner: {row.reason}")
-        return [f"{labels[0]},{labels[1]},{blank}{why},{trace}{row.verdict},{row.blame},,,,,,none,{place}"]
-    return [f"{_source(row, slot, label)},{trace}{_ours(row, slot)},{place}" for slot in row.slots]
+        labels = [side and side.label for side in (row.candidate, row.reference)]
+        blank = [None] * (len(SOURCE_COLUMNS) - 3)
+        why = f"no partner: {row.reason}"
+        yield [*labels, *blank, why, *trace, row.verdict, row.blame, *[""] * 5, "none", *place]
+        return
+    for slot in row.slots:
+        worst = "" if slot.worst is None else str(list(slot.worst))
+        ours = [slot.verdict, slot.blame, slot.level, slot.z, slot.ulp, worst, slot.basis, row.rule]
+        yield [*_source(row, slot, label), *trace, *ours, *place]
 
 
-def _source(row: CallResult, slot: SlotResult, label: Callable[[CallName, str, str], str]) -> str:
-    a, b = slot.candidate, slot.reference
-    mine, other = row.candidate, row.reference
-    name = slot.reference_name or slot.name
-    labels = (
-        _cell(label(mine, slot.name, row.direction)) if a is not None and mine is not None else NOT_THERE,
-        _cell(label(other, name, row.direction)) if b is not None and other is not None else NOT_THERE,
-    )
-    if slot.basis == "digest":
-        measured = _errors_text(slot.cosine, slot.max_abs, slot.max_relative, slot.within_1_1000, slot.within_5_1000)
-    elif slot.cosine is None is slot.max_abs is slot.max_relative is slot.within_1_1000 is slot.within_5_1000:
-        measured = _NO_ERRORS
-    else:
-        errors = slot.cosine, slot.max_abs, slot.max_relative, slot.within_1_1000, slot.within_5_1000
-        measured = _numbers(errors)
-    return (
-        f"{labels[0]},{labels[1]},{_dtype(a)},{_dtype(b)},{_shape(a)},{_shape(b)},{measured},"
-        f"{_statistics(a)},{_statistics(b)},{slot.accuracy or NOT_THERE},{_cell(slot.reason)}"
-    )
-
-
-def _ours(row: CallResult, slot: SlotResult) -> str:
-    size = numbers_text((slot.level, slot.z)) if slot.level or slot.z else "0.0,0.0"
-    ulp = NOT_THERE if slot.ulp is None else numbers_text((slot.ulp,))
-    worst = "" if slot.worst is None else _cell(str(list(slot.worst)))
-    return f"{slot.verdict},{slot.blame},{size},{ulp},{worst},{slot.basis},{row.rule}"
-
-
-def _cell(text: str) -> str:
-    """As `csv.writer` puts it: in quotation marks where a comma, a mark or the end of a line is in it."""
-    if "," in text or '"' in text or "\n" in text or "\r" in text:
-        marked = text.replace('"', '""')
-        return f'"{marked}"'
-    return text
-
-
-_short_cell = functools.lru_cache(maxsize=4096)(_cell)
-
-
-def _numbers(values: tuple[float | int | None, ...]) -> str:
-    if None in values:
-        return ",".join([NOT_THERE if value is None else numbers_text((value,)) for value in values])
-    return numbers_text(values)
-
-
-_errors_text = functools.lru_cache(maxsize=16)(lambda *errors: _numbers(errors))
-_NO_ERRORS = _numbers((None,) * 5)
-
-
-def _dtype(side: SlotSide | None) -> str:
-    if side is None:
-        return NOT_THERE
-    return side.dtype or _cell(side.text)
-
-
-def _shape(side: SlotSide | None) -> str:
-    return _shape_text(side.shape) if side is not None and side.shape is not None else NOT_THERE
+def _source(row: CallResult, slot: SlotResult, label: Callable[[CallName, str, str], str]) -> list[object]:
+    a, b, mine, other = slot.candidate, slot.reference, row.candidate, row.reference
+    return [
+        None if a is None or mine is None else label(mine, slot.name, row.direction),
+        None if b is None or other is None else label(other, slot.reference_name or slot.name, row.direction),
+        *(side and (side.dtype or side.text) for side in (a, b)),
+        *(side and _shape_text(side.shape) for side in (a, b)),
+        *(slot.cosine, slot.max_abs, slot.max_relative, slot.within_1_1000, slot.within_5_1000),
+        *_statistics(a),
+        *_statistics(b),
+        slot.accuracy or None,
+        slot.reason,
+    ]
 
 
 @functools.lru_cache(maxsize=4096)
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return _cell(str(list(shape)))
+def _shape_text(shape: tuple[int, ...] | None) -> str | None:
+    return None if shape is None else str(list(shape))
 
 
-def _statistics(side: SlotSide | None) -> str:
-    return _NO_STATISTICS if side is None or side.text else _numbers((side.max, side.min, side.mean, side.l2))
-
-
-_NO_STATISTICS = _numbers((None,) * 4)
+def _statistics(side: SlotSide | None) -> tuple[float | None, ...]:
+    return (None,) * 4 if side is None or side.text else (side.max, side.min, side.mean, side.l2)

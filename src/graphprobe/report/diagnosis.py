@@ -32,7 +32,7 @@ from graphprobe.report.document import (
     SourcePlace,
     Tone,
 )
-from graphprobe.report.terminal import STYLES, Paper, console_for, lines_of, print_closing
+from graphprobe.report.terminal import STYLES, Paper, console_for, lines_of, near, print_closing
 
 VERDICTS: dict[str, tuple[str, Tone, str]] = {
     "healthy": ("HEALTHY", "good", "compiled and uncompiled results match within rounding"),
@@ -189,7 +189,7 @@ def beside(diagnosis: Diagnosis) -> list[Content]:
     if diagnosis.ruled_out:
         blocks.append(Bullets(diagnosis.ruled_out, "What was checked and is right", "good"))
     if diagnosis.largest_z.node is not None:
-        error, node = _number(diagnosis.largest_z.z), Code(diagnosis.largest_z.node)
+        error, node = f"{diagnosis.largest_z.z:.3g}", Code(diagnosis.largest_z.node)
         text = f"Largest error among the operations that passed: {error} times what rounding explains, at "
         blocks.append(Note((text, node, ".")))
     if diagnosis.notes:
@@ -276,11 +276,7 @@ def times(z: float) -> str:
     """An error in units of noise, in words."""
     if not math.isfinite(z):
         return "more than any rounding explains"
-    return f"{'over a million' if z > 1e6 else _number(z)} times what rounding explains"
-
-
-def _number(z: float) -> str:
-    return f"{z:.3g}"
+    return f"{'over a million' if z > 1e6 else f'{z:.3g}'} times what rounding explains"
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None, file: IO[str] | None = None) -> None:
@@ -298,7 +294,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None
     graphs = f", {compiles} graph{'s' if compiles > 1 else ''} compiled to look inside" if compiles else ""
     paper.prose(f"{word}: {name}: {meaning} ({diagnosis.seconds:.0f} s{graphs}).", style=f"bold {STYLES[tone]}")
     for number, finding in enumerate(diagnosis.findings, 1):
-        folder = _near(finding.dossier, base) if finding.dossier is not None else None
+        folder = near(finding.dossier, base) if finding.dossier is not None else None
         paper.show(Card(f"{number}. {sentence(finding)}", told(finding, lambda at: _place(at, base), folder)))
     rest = [*last_bits(diagnosis), *beside(diagnosis)]
     if rest:
@@ -346,11 +342,11 @@ def print_end(
         follow = ["graphprobe", "explain", *target]
     if findings:
         first = foremost(findings)
-        place = [_near(first.line, base) if first.line else "", f"in {first.module_in_words}" if first.module else ""]
+        place = [near(first.line, base) if first.line else "", f"in {first.module_in_words}" if first.module else ""]
         facts.append(("fault", in_short(first)))
         facts.append(("where", " ".join(part for part in place if part)))
         if is_proven(first):
-            dossier = _near(str(first.dossier), base)
+            dossier = near(str(first.dossier), base)
             facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
             command = "reduce" if first.proof == "piece" else "issue"
             follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
@@ -398,15 +394,10 @@ def repros_from(diagnosis: Diagnosis) -> list[str]:
     return [str(Path(str(f.dossier)) / "repro.py") for f in diagnosis.findings if is_proven(f)]
 
 
-def _near(path: str, base: Path | None) -> str:
-    """As short as it can be and still lead there."""
-    return str(Path(path).relative_to(base)) if base is not None and Path(path).is_relative_to(base) else path
-
-
 def _place(source: str, base: Path | None) -> SourcePlace:
     file, _, number = source.rpartition(":")
     line = linecache.getline(file, int(number)).strip() if file and number.isdecimal() else ""
-    return SourcePlace(_near(source, base), line=line)
+    return SourcePlace(near(source, base), line=line)
 
 
 def _one_line(text: str) -> str:

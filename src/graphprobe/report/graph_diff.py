@@ -1,16 +1,17 @@
-"""What differs between two graphs, node by node: not which lines, but what was computed otherwise."""
+"""What differs between two graphs, node by node: not which lines, but what was computed otherwise; and prints it."""
 
 from __future__ import annotations
 
 import bisect
 import difflib
 from collections import defaultdict
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
 from graphprobe.records import Event
 from graphprobe.report.graph_nodes import Graph, GraphNode, graphs_of, lines_of, shown_source
+from graphprobe.report.terminal import Console, Text, console_for
 from graphprobe.store.reader import Run
 
 
@@ -91,7 +92,8 @@ def side_of(run: Run, event: Event, name: str = "") -> DiffSide:
 def diff_sides(before: DiffSide, after: DiffSide) -> GraphDiff:
     """Compare by node where both have graphs, else by line."""
     if not all(any(graph.nodes for graph in side.graphs) for side in (before, after)):
-        return GraphDiff("text", lines=_unified(before.text.splitlines(), after.text.splitlines(), before, after))
+        texts = before.text.splitlines(), after.text.splitlines()
+        return GraphDiff("text", lines=tuple(difflib.unified_diff(*texts, before.name, after.name, lineterm="")))
     pairs = _paired_graphs(_shown(before), _shown(after))
     return GraphDiff("graphs", graphs=tuple(diff_nodes(one, other) for one, other in pairs))
 
@@ -241,5 +243,47 @@ def _paired_graphs(old: list[_Shown], new: list[_Shown]) -> list[tuple[_Shown, _
     return [(old_by_path.get(path, _Shown(path)), new_by_path.get(path, _Shown(path))) for path in paths]
 
 
-def _unified(before: list[str], after: list[str], old: DiffSide, new: DiffSide) -> tuple[str, ...]:
-    return tuple(difflib.unified_diff(before, after, old.name, new.name, lineterm=""))
+def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[str] | None = None) -> None:
+    """A diff by node, each with its source line; the lines of a text diff as they are."""
+    console = console_for(file)
+    if not diff.different:
+        console.print(Text(f"no difference between {before_name} and {after_name}"))
+        return
+    if diff.kind == "graphs":
+        console.print(Text(f"--- {before_name}", "bold"))
+        console.print(Text(f"+++ {after_name}", "bold"))
+        for graph in diff.graphs:
+            if graph.different:
+                _print_nodes(console, graph)
+    for line in diff.lines:
+        style = "cyan" if line.startswith("@@") else {"-": "red", "+": "green"}.get(line[:1], "")
+        console.print(Text(line, style))
+
+
+def _print_nodes(console: Console, graph: NodeDiff) -> None:
+    counts = (
+        f"{len(graph.removed)} removed, {len(graph.added)} added, {len(graph.changed)} changed, "
+        f"{len(graph.renamed)} renamed, {len(graph.moved)} moved, {graph.unchanged} unchanged"
+    )
+    console.print(Text(f"@@ {graph.graph}: {counts}", "cyan"))
+    # In the order of the graphs, so that what belongs together stands together.
+    entries: list[tuple[int, str, Node]] = [(node.line, "-", node) for node in graph.removed]
+    entries += [(node.line, "+", node) for node in graph.added]
+    for pair in graph.changed:
+        entries += [(pair.after.line, "-~", pair.before), (pair.after.line, "+~", pair.after)]
+    source = ""
+    for _, sign, node in sorted(entries, key=lambda entry: entry[0]):
+        if node.source and node.source != source:
+            console.print(Text(f"  # {node.source}", "dim"))
+        source = node.source
+        console.print(Text(f"{sign:<3}{_node_text(node)}", "red" if sign[0] == "-" else "green"))
+    told = [(f"= {pair.before.name} -> {pair.after.name}", pair) for pair in graph.renamed]
+    told += [(f"> {p.after.name} moved from line {p.before.line} to {p.after.line}", p) for p in graph.moved]
+    for text, pair in told:
+        console.print(Text(f"{text}  # {pair.after.source}" if pair.after.source else text, "yellow"))
+
+
+def _node_text(node: Node) -> str:
+    if node.name == "output":
+        return f"return {node.expression}"
+    return f'{node.name}: "{node.type}" = {node.expression}' if node.type else f"{node.name} = {node.expression}"

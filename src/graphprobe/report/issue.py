@@ -22,6 +22,12 @@ PUBLIC = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "triton", "
 KEPT = {"self", "cls", "forward", "backward", "setup_context"}
 """Names that torch calls, or that say nothing."""
 
+FIELDS: dict[type[ast.AST], str] = {
+    ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.FunctionDef: "name", ast.ClassDef: "name",
+    ast.ExceptHandler: "name", ast.alias: "name",
+}  # fmt: skip
+"""Where a node has a name that scripts bind."""
+
 REPORT, FINDING, REDUCED = "REPORT.md", "finding.json", "repro"
 
 FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
@@ -82,49 +88,30 @@ class NeutralNames(ast.NodeTransformer):
             self.counts[kind] = self.counts.get(kind, 0) + 1
             into[name] = f"{kind}_{self.counts[kind]}"
 
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        node.id = self.names.get(node.id, node.id)
-        return node
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        names = self.names
+        if isinstance(node, ast.Attribute):
+            names = self.own_attributes if _of_self(node) else {}
+        elif isinstance(node, ast.FunctionDef):
+            names = self.names | self.own_attributes
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.Global):
+            node.names = [names.get(name, name) for name in node.names]
+        elif isinstance(node, ast.Call):
+            self._call(node)
+        if field := FIELDS.get(type(node)):
+            setattr(node, field, names.get(getattr(node, field), getattr(node, field)))
+        return super().generic_visit(node)
 
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        node.arg, node.annotation = self.names.get(node.arg, node.arg), None
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        own = self.own_attributes.get(node.name)
-        node.name = own or self.names.get(node.name, node.name)
-        return self.generic_visit(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        node.name = self.names.get(node.name, node.name)
-        return self.generic_visit(node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if _of_self(node):
-            node.attr = self.own_attributes.get(node.attr, node.attr)
-        return self.generic_visit(node)
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
-        node.name = self.names.get(node.name, node.name) if node.name else None
-        return self.generic_visit(node)
-
-    def visit_Global(self, node: ast.Global) -> ast.AST:
-        node.names = [self.names.get(name, name) for name in node.names]
-        return node
-
-    def visit_alias(self, node: ast.alias) -> ast.alias:
-        node.name = self.names.get(node.name, node.name)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
+    def _call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in self.names:
             for keyword in node.keywords:
                 keyword.arg = self.names.get(keyword.arg, keyword.arg) if keyword.arg else None
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("tensor", "as_tensor") and node.args:
             for inner in ast.walk(node.args[0]):
-                if isinstance(inner, ast.Constant) and isinstance(inner.value, int | float) and inner.value:
-                    inner.value = inner.value if isinstance(inner.value, bool) else type(inner.value)(1)
-        return self.generic_visit(node)
+                if isinstance(inner, ast.Constant) and type(inner.value) in (int, float) and inner.value:
+                    inner.value = 1 if isinstance(inner.value, int) else 1.0
 
 
 def _of_self(node: ast.Attribute) -> bool:

@@ -11,7 +11,7 @@ from graphprobe.analysis.breaks import BreakReport
 from graphprobe.analysis.timing import Profile, summary_of
 from graphprobe.compare.run import Comparison
 from graphprobe.findings import Diagnosis, FunctionDiagnosis
-from graphprobe.report import comparison, diagnosis, explanation, profile_text
+from graphprobe.report import comparison, diagnosis, explanation, profile
 from graphprobe.report.document import (
     Card,
     Code,
@@ -24,7 +24,7 @@ from graphprobe.report.document import (
     counted,
 )
 from graphprobe.report.html.render import html
-from graphprobe.report.terminal import print_run
+from graphprobe.report.run import print_run
 from graphprobe.store.reader import Run
 
 CARDS = 3
@@ -59,7 +59,7 @@ def text_of(result: Any) -> str:
     elif isinstance(result, Comparison):
         comparison.print_comparison(result.summary, file=file)
     elif isinstance(result, Profile):
-        profile_text.print_profile(result, file=file)
+        profile.print_profile(result, file=file)
     elif isinstance(result, Run):
         print_run(result, file=file)
     else:
@@ -73,17 +73,16 @@ def verdict_of(result: Any) -> DocumentVerdict:
         return _of_diagnosis(result)
     if isinstance(result, Comparison):
         summary = result.summary
-        word, tone, meaning = comparison.OUTCOMES[summary.outcome]
+        word, tone, told = comparison.outcome_of(summary)
         cards = [
             comparison.card_of(title, finding, SourcePlace, also=comparison.SHOWN)
             for title, finding in comparison.titled(summary.findings[:CARDS])
         ]
-        told = meaning or comparison.causes(comparison.accusing(summary))
         sides = Facts([("candidate", Code(summary.candidate.title)), ("reference", Code(summary.reference.title))])
         return DocumentVerdict(tone, word, f"{told}.", [sides, *_some(cards, len(summary.findings))])
     if isinstance(result, Profile):
-        head, *lines = profile_text.head_lines(result, summary_of(result))
-        tables = profile_text.grids_of(summary_of(result), top=5)
+        head, *lines = profile.head_lines(result, summary_of(result))
+        tables = profile.grids_of(summary_of(result), top=5)
         return DocumentVerdict("info", "PROFILE", head, [*lines, *tables.values()])
     if isinstance(result, Run):
         return _of_run(result)

@@ -27,7 +27,6 @@ LISTED = 5
 
 ItemT = TypeVar("ItemT")
 
-
 _ADDED = "\n# What follows was added by graphprobe"
 """Where the code of a backend ends, and what replays it begins."""
 
@@ -199,7 +198,7 @@ class _Comparison:
         if event is None or event.path is None:
             return ""
         try:
-            return stage_digest(run, event)
+            return digest_from_bytes(stage_text(run, event).encode("utf-8", "backslashreplace"))
         except ArtifactNotFoundError as error:
             self.left_out.append(str(error))
             return None
@@ -282,24 +281,17 @@ def verdict(diff: RunDiff) -> str:
         return (
             f"UNDECIDED: {stages} compared, none differs; {counted(len(diff.left_out), 'thing')} could not be compared"
         )
-    if not diff.differences:
-        also = " and ".join(_what_else(diff))
-        return f"DIFFERENT: {also}; no graph and no generated code differs, in {stages}"
-    first = diff.differences[0]
     causes = _some([setting.name for setting in diff.settings])
+    if not diff.differences:
+        also = [f"{counted(len(diff.settings), 'setting')} ({causes})"] if causes else []
+        also += ["the names of settings"] if diff.settings_only_a or diff.settings_only_b else []
+        also += ["the passes that ran"] if diff.passes_only_a or diff.passes_only_b else []
+        return f"DIFFERENT: {' and '.join(also)}; no graph and no generated code differs, in {stages}"
+    first = diff.differences[0]
     return (
         f"DIFFERENT: {first.function} differs first at {first.stage}: {first.what}"
         f"{f'; settings that differ: {causes}' if causes else ''}"
     )
-
-
-def _what_else(diff: RunDiff) -> Iterator[str]:
-    if diff.settings:
-        yield f"{counted(len(diff.settings), 'setting')} ({_some([setting.name for setting in diff.settings])})"
-    if diff.settings_only_a or diff.settings_only_b:
-        yield "the names of settings"
-    if diff.passes_only_a or diff.passes_only_b:
-        yield "the passes that ran"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -331,8 +323,3 @@ def stage_text(run: Run, event: Event) -> str:
 def kernels_of(text: str) -> list[str]:
     """The kernels in generated code: what the wrapper has as texts."""
     return _KERNEL.findall(text)
-
-
-def stage_digest(run: Run, event: Event) -> str:
-    """BLAKE2b-128 of `stage_text`."""
-    return digest_from_bytes(stage_text(run, event).encode("utf-8", "backslashreplace"))

@@ -1,9 +1,11 @@
-"""What lies at a path, of all that graphprobe writes or reads: told by what is in it, not by its name alone."""
+"""What is at a path, of all that graphprobe writes or reads, by what is in it and not by its name alone; its page."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -11,12 +13,16 @@ from graphprobe.analysis.timing import FORMAT as PROFILE_FORMAT
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import ROWS, SUMMARY
 from graphprobe.errors import RunNotFoundError, UsageError
+from graphprobe.store import layout
 from graphprobe.store.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
 from graphprobe.store.dump_reader import is_op_file
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.graph_calls import is_graph_dump
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
+
+if TYPE_CHECKING:
+    from graphprobe.report.html.page import Report
 
 Kind = Literal["run", "diagnosis", "graph-dump", "dump", "comparison", "profile"]
 
@@ -29,6 +35,9 @@ SUBJECTS: dict[Kind, str] = {
     "profile": "a profile of compile time",
 }
 """In words."""
+
+MARKS = (b"<title>graphprobe",)
+"""What every page has."""
 
 EXPECTED = (
     "a run folder, the JSON or the folder of a diagnosis, the folder or the comparison.json of graphprobe compare, "
@@ -60,6 +69,46 @@ def kind_of(path: Path) -> Kind:
     if run is None:
         raise _nothing(path)
     return "run"
+
+
+def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
+    """The page of whatever `source` is; only what that needs is imported.
+
+    Args:
+        source_roots: see `sources.Sources`.
+
+    Raises:
+        RunNotFoundError: nothing is there.
+        UsageError: something is there, and no page can be made of it.
+        SchemaError: it was written by a newer graphprobe.
+    """
+    kind = kind_of(source)
+    if kind == "run":
+        from graphprobe.report.html.sections_run import report_from
+    elif kind == "diagnosis":
+        from graphprobe.report.html.sections_diagnosis import report_from
+    elif kind == "profile":
+        from graphprobe.report.profile import report_from
+    elif kind == "comparison":
+        from graphprobe.report.html.sections_comparison import report_from
+    else:
+        from graphprobe.report.html.sections_dump import report_from
+    return report_from(source, source_roots=source_roots)
+
+
+def write_page_to(target: Path, page: Report, *, named: str) -> None:
+    """Write the page; what was at `target` stays until it is whole. Raises UsageError if it cannot be written."""
+    from graphprobe.report.html.page import write_page
+
+    temporary = target.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{target.name}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            write_page(page, file)
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"{named}: it cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _kind_of_file(path: Path) -> Kind:

@@ -1,10 +1,11 @@
-"""Views for the terminal: plain text when piped or with NO_COLOR, colours otherwise.
+"""Views for the terminal: plain text when piped or with NO_COLOR, colours otherwise; and what is being done right now.
 
 The last lines of a command (verdict, where, proof, what to do next) are never more than five.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -12,13 +13,13 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
 
-import msgspec
-
-from graphprobe.analysis.recompiles import function_name
-from graphprobe.records import Event
+from graphprobe.findings import NamedStep
 from graphprobe.report.document import (
     Bullets,
     Card,
@@ -32,14 +33,12 @@ from graphprobe.report.document import (
     Note,
     SourcePlace,
     Tone,
-    counted,
     plain,
 )
-from graphprobe.report.graph_diff import GraphDiff, Node, NodeDiff
 from graphprobe.report.visible import one_line, ranked
-from graphprobe.settings import text_from_size
-from graphprobe.store.layout import DUMPS, addresses_from_events
-from graphprobe.store.reader import Model, Run
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 # rich draws a number while it is imported. The generator may be that of a program which is being watched.
 _generator = random.getstate()
@@ -47,16 +46,12 @@ try:
     from rich import text as rich_text
     from rich.cells import cell_len
     from rich.console import Console as Console
-    from rich.tree import Tree
+    from rich.tree import Tree as Tree
 finally:
     random.setstate(_generator)
 
-_CACHE_ENTRY = re.compile(r"\W*\d+/\d+: ")
-"""How a reason for a recompilation begins: with the entry of the cache whose guard failed."""
-
 _PIPED_WIDTH = 10_000
 STYLES: dict[Tone, str] = {"bad": "red", "warn": "yellow", "good": "green", "info": "cyan"}
-STATE_STYLE = {"finished": "green", "running": "cyan", "failed": "red", "killed": "red"}
 
 LINES = 5
 """A terminal that was scrolled by a long story still shows this many."""
@@ -66,6 +61,24 @@ WHOLE = ("where", "proof", "case", "report", "next")
 
 Words = Sequence[str]
 """A command as its words; `graphprobe` is printed as the shell finds it."""
+
+STEPS = {
+    "uncompiled": "running it uncompiled",
+    "float64": "running it in float64",
+    "dynamo": "running Dynamo's graphs",
+    "aot": "running AOTAutograd's graphs",
+    "passes": "looking into the passes",
+    "kernels": "looking into the generated code",
+    "plain": "running it compiled, not looked into",
+    "bits": "comparing it bit for bit",
+    "culprit": "looking for the operation",
+    "proof": "making the program its own proof",
+    "rounded": "running it with narrow values rounded as uncompiled",
+}
+"""The steps of a diagnosis, in words."""
+
+LINE_EVERY_S = 30.0
+"""How often a line is written where none can be drawn anew."""
 
 RUNS_A_PROGRAM = ("diagnose", "explain", "profile", "recompiles", "run")
 """Commands that run a script; one that torchrun has started needs torchrun again."""
@@ -226,222 +239,10 @@ def wrapped(text: str, width: int, first: str = "", further: str = "") -> list[s
     )
 
 
-def print_run(run: Run, *, show_all: bool = False, file: IO[str] | None = None) -> None:
-    """The tree of a run; `show_all` also lists the passes that changed nothing."""
-    console = console_for(file)
-    console.print(tree_from_run(run, show_all=show_all))
-
-
-def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[str] | None = None) -> None:
-    """A diff by node, each with its source line; the lines of a text diff as they are."""
-    console = console_for(file)
-    if not diff.different:
-        console.print(Text(f"no difference between {before_name} and {after_name}"))
-        return
-    if diff.kind == "graphs":
-        console.print(Text(f"--- {before_name}", "bold"))
-        console.print(Text(f"+++ {after_name}", "bold"))
-        for graph in diff.graphs:
-            if graph.different:
-                _print_nodes(console, graph)
-    for line in diff.lines:
-        console.print(Text(line, _line_style(line)))
-
-
-def tree_from_run(run: Run, *, show_all: bool) -> Tree:
-    """The run as a tree: header, what is missing, then models, directions and files."""
-    tree = Tree(_header(run), guide_style="dim")
-    models = run.models()
-    for model in models:
-        branch = tree.add(_model_title(model))
-        for line in _compile_lines(model):
-            branch.add(Text(line, "dim"))
-        # Addresses are told apart over the whole model, as `find` does.
-        addresses = {event.seq: address for address, event in addresses_from_events(model.events).items()}
-        for event in model.events:
-            if event.where.direction is None and event.path is not None:
-                branch.add(_event_line(run, event, addresses))
-        for direction, events in model.directions().items():
-            shown = [event for event in events if show_all or _is_shown(event)]
-            twig = branch.add(Text(direction, "bold"))
-            listed: set[str | None] = {None}
-            for event in shown:
-                twig.add(_event_line(run, event, addresses, again=event.path in listed and event.path is not None))
-                listed.add(event.path)
-            hidden = len(events) - len(shown)
-            if hidden:
-                twig.add(Text(f"{counted(hidden, 'pass', 'passes')} changed nothing (--all lists them)", "dim"))
-    addresses = {event.seq: address for address, event in run.artifacts().items()}
-    for event in run.events():
-        if event.where.model is None:
-            tree.add(_event_line(run, event, addresses))
-    for name, what in DUMPS.items():
-        if (run.run_dir / name).is_dir():
-            tree.add(Text.assemble(name, (f"  a dump of {what}", "dim")))
-    if not models:
-        tree.add(Text("no graph was collected", "yellow"))
-    for problem in run.problems:
-        tree.add(Text(f"problem: {problem}", "yellow"))
-    return tree
-
-
-def json_from_run(run: Run, *, show_all: bool) -> dict[str, Any]:
-    """What `print_run` shows, as plain data."""
-    addresses = {event.seq: address for address, event in run.artifacts().items()}
-    return {
-        "run": str(run.run_dir),
-        "state": run.state,
-        "manifest": {"schema": run.manifest.schema} | msgspec.to_builtins(run.manifest),
-        "models": [
-            {
-                "model": model.number,
-                "compile_id": model.compile_id,
-                "compile": model.compile,
-                "events": [
-                    {"address": addresses.get(event.seq)} | msgspec.to_builtins(event)
-                    for event in model.events
-                    if show_all or _is_shown(event)
-                ],
-            }
-            for model in run.models()
-        ],
-        "events": [msgspec.to_builtins(event) for event in run.events() if event.where.model is None],
-        "problems": run.problems,
-    }
-
-
-def _header(run: Run) -> Text:
-    manifest, state = run.manifest, run.state
-    rank = f", rank {manifest.rank} of {manifest.world_size}" if manifest.world_size > 1 else ""
-    text = Text()
-    text.append(run.run_dir.name, "bold")
-    text.append_line(f"torch {manifest.torch or 'not imported'}, Python {manifest.python}{rank}, ")
-    text.append(state, STATE_STYLE.get(state, ""))
-    if state == "killed":
-        text.append(f" (process {manifest.pid} is gone and did not close the run)")
-    if manifest.ended_ns is not None:
-        text.append(f" after {(manifest.ended_ns - manifest.started_ns) / 1e9:.1f} s")
-    files, size_bytes = manifest.collected_files, manifest.collected_bytes
-    if manifest.state == "running":
-        # The counts of a run that was not closed are stale; the events are fresher.
-        artifacts = run.artifacts().values()
-        files, size_bytes = len(artifacts), sum(run.size_bytes(event) or 0 for event in artifacts)
-    text.append_line(f"{shlex.join(manifest.argv)}")
-    text.append_line(f"{files} files, {text_from_size(size_bytes)}")
-    if manifest.exception:
-        text.append_line(f"ended by: {manifest.exception}", "red")
-    for entry in manifest.missing:
-        text.append_line(f"missing: {entry}", "yellow")
-    for note in manifest.notes:
-        text.append_line(f"note: {note}", "dim")
-    return text
-
-
-def _model_title(model: Model) -> Text:
-    text = Text(f"model__{model.number}", "bold")
-    place = ":".join(str(model.compile[key]) for key in ("file", "line") if model.compile.get(key) is not None)
-    if model.compile.get("function"):
-        text.append(f"  {function_name(str(model.compile['function']))}", "cyan")
-    if place:
-        text.append(f"  {place}", "dim")
-    if model.compile_id is not None:
-        text.append(f"  compile {model.compile_id}", "dim")
-    if model.compile.get("mode"):
-        text.append(f"  mode {model.compile['mode']}", "dim")
-    return text
-
-
-def _compile_lines(model: Model) -> list[str]:
-    labels = {"reason": "compiled", "recompile_reason": "recompiled", "graph_break": "graph break"}
-    if model.compile.get("recompile_reason"):
-        del labels["reason"]
-    return [f"{label}: {_one_line(model.compile[key])}" for key, label in labels.items() if model.compile.get(key)]
-
-
-def _one_line(fact: Any) -> str:
-    """A reason as one line; that of a graph break with the place where it broke. `compile.json` has it whole."""
-    if not isinstance(fact, dict):
-        lines = str(fact).splitlines()
-        entries = [
-            line for line in lines if _CACHE_ENTRY.match(line)
-        ]  # a guard of each; the rest is where it came from
-        return "; ".join(" ".join(line.split()) for line in entries or lines[:1])
-    first = str(fact.get("reason", "")).partition("\n")[0]
-    stack = fact.get("user_stack") or []
-    return f"{first}, at {stack[-1]}" if stack else first
-
-
-def _is_shown(event: Event) -> bool:
-    return event.kind != "pass" or event.changed is not False
-
-
-def _event_line(run: Run, event: Event, addresses: dict[int, str], *, again: bool = False) -> Text:
-    """One event; `again` for one whose file stands in a line above: a pass around the one that made the change."""
-    failed, idle = event.kind == "failure", event.kind == "pass" and event.changed is False
-    text = Text(style="red" if failed else "dim" if idle else "")
-    if event.seq in addresses and not again:
-        text.append(addresses[event.seq], "" if failed or idle else "blue")
-    elif event.path is not None and again:
-        text.append(f"the same file, after {event.where.pass_name or event.name}, which holds the pass above")
-    elif event.path is not None:
-        text.append(event.path)
-    else:
-        text.append(f"{event.kind} {event.where.pass_name or event.name}")
-        if not idle and event.kind not in ("note", "failure"):
-            text.append("  (not written)", "yellow")
-    size_bytes = run.size_bytes(event) if event.path is not None and not again else None
-    if size_bytes is not None:
-        text.append(f"  {text_from_size(size_bytes)}", "dim")
-    if event.kind == "pass":
-        text.append(f"  +{len(event.added)} −{len(event.removed)} nodes" if not idle else "  unchanged", "cyan")
-    if event.elapsed_ns is not None:
-        text.append(f"  {event.elapsed_ns / 1e6:.1f} ms", "dim")
-    if event.where.subgraph:
-        text.append(f"  in {event.where.subgraph}", "dim")
-    if event.message:
-        text.append("  " + event.message.strip().splitlines()[-1])
-    if event.path is not None:
-        text.append("  " + event.path.rsplit("/", 1)[-1], "dim")
-    return text
-
-
-def _print_nodes(console: Console, graph: NodeDiff) -> None:
-    counts = (
-        f"{len(graph.removed)} removed, {len(graph.added)} added, {len(graph.changed)} changed, "
-        f"{len(graph.renamed)} renamed, {len(graph.moved)} moved, {graph.unchanged} unchanged"
-    )
-    console.print(Text(f"@@ {graph.graph}: {counts}", "cyan"))
-    # In the order of the graphs, so that what belongs together stands together.
-    entries: list[tuple[int, str, Node]] = [(node.line, "-", node) for node in graph.removed]
-    entries += [(node.line, "+", node) for node in graph.added]
-    for pair in graph.changed:
-        entries += [(pair.after.line, "-~", pair.before), (pair.after.line, "+~", pair.after)]
-    source = ""
-    for _, sign, node in sorted(entries, key=lambda entry: entry[0]):
-        if node.source and node.source != source:
-            console.print(Text(f"  # {node.source}", "dim"))
-        source = node.source
-        console.print(Text(f"{sign:<3}{_node_text(node)}", "red" if sign[0] == "-" else "green"))
-    for pair in graph.renamed:
-        comment = f"  # {pair.after.source}" if pair.after.source else ""
-        console.print(Text(f"= {pair.before.name} -> {pair.after.name}{comment}", "yellow"))
-    for pair in graph.moved:
-        comment = f"  # {pair.after.source}" if pair.after.source else ""
-        console.print(
-            Text(f"> {pair.after.name} moved from line {pair.before.line} to {pair.after.line}{comment}", "yellow")
-        )
-
-
-def _node_text(node: Node) -> str:
-    if node.name == "output":
-        return f"return {node.expression}"
-    return f'{node.name}: "{node.type}" = {node.expression}' if node.type else f"{node.name} = {node.expression}"
-
-
-def _line_style(line: str) -> str:
-    if line.startswith("@@"):
-        return "cyan"
-    return {"-": "red", "+": "green"}.get(line[:1], "")
+def near(path: str, base: Path | None = None) -> str:
+    """A path, or a `file:line`, as short as it can be and still lead there from `base` (the working directory)."""
+    base = base or Path.cwd()
+    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
 
 
 def command_line(words: Words) -> str:
@@ -494,18 +295,123 @@ def print_closing(
     """
     console = console_for(file)
     console.print(Text(_line(verdict), style))
-    shown = [
-        *[fact for fact in facts if fact[1]][: LINES - 2],
-        ("next", f"{once}{', then: ' * bool(once)}{command_line(follow)}"),
-    ]
-    width = max((len(label) for label, _ in shown), default=0) + 2
-    for label, fact in shown:
-        head = f"  {label + ':':<{width}}"
-        text = fact if label == "next" else _line(fact)  # spaces count in the program of a -c
-        for line in [text] if label in WHOLE else wrapped(text, console.width - len(head)):
-            console.print(Text.assemble((head, "dim"), line), soft_wrap=True)
-            head = " " * len(head)
+    shown = [(label, _line(text)) for label, text in facts if text][: LINES - 2]
+    shown.append(("next", f"{once}{', then: ' * bool(once)}{command_line(follow)}"))
+    rows = [(label, Code(text) if label in WHOLE else text) for label, text in shown]
+    Paper(console, width=console.width, label=max(len(label) for label, _ in rows) + 2).show(Facts(rows), indent=2)
 
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+class ProgressLine:
+    """Shows what is being done, from the first time that it is told something to `stop`.
+
+    It draws when it is told something and has no thread: programs are forked while it shows, and a child must not
+    inherit a lock that is held. Standard output and error stay the program's own; nothing is redirected.
+    """
+
+    def __init__(self, file: IO[str] | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`file`: standard error by default."""
+        self._file, self._clock = file, clock
+        self._live: Live | None = None
+        self._began = self._written = clock()
+
+    def tell(self, what: str) -> None:
+        """Show `what`, on one line as wide as the terminal; elsewhere nothing."""
+        if self._stream.isatty():
+            self._draw(f"graphprobe: {what} … {self._clock() - self._began:.0f} s")
+
+    def tell_step(self, name: str, step: NamedStep) -> None:
+        """Show a step of what is called `name`: at once on a terminal, in other files each half a minute.
+
+        A fact is written at once, and stays.
+        """
+        text, file = self.line_of(name, step), self._stream
+        if step.fact:
+            self.stop()
+            text = f"graphprobe: {name}: {step.fact}"
+        elif file.isatty():
+            self._draw(text)
+            return
+        elif self._clock() - self._written < LINE_EVERY_S:
+            return
+        else:
+            self._written = self._clock()
+        file.write(f"{one_line(text)}\n")
+        file.flush()
+
+    def line_of(self, name: str, step: NamedStep) -> str:
+        """The step in words, with its seconds, what it does, and the seconds since the beginning."""
+        what, doing = STEPS.get(str(step), str(step)), f", {step.doing}" if step.doing else ""
+        total_s = self._clock() - self._began
+        before = f"; {total_s:.0f} s in all" if total_s - step.seconds >= 1 else ""
+        return f"graphprobe: {name}: {what} … {step.seconds:.0f} s{doing}{before}"
+
+    @property
+    def _stream(self) -> IO[str]:
+        return self._file if self._file is not None else ranked(sys.stderr)
+
+    def _draw(self, text: str) -> None:
+        from rich.live import Live
+
+        line = Text(text, "dim", no_wrap=True, overflow="ellipsis")
+        if self._live is None:
+            self._live = Live(
+                console=Console(file=self._stream, highlight=False, force_jupyter=False),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        self._live.update(line, refresh=True)
+
+    def stop(self) -> None:
+        """Take the line away; the next `tell` shows it again."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@contextlib.contextmanager
+def shown_in_notebook(
+    instead: Callable[[Any], None] | None = None, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[Any], None] | None]:
+    """What shows the steps of a diagnosis in a notebook, as one line of text that is written over.
+
+    `instead` of it where that is given, and where this is no notebook.
+    """
+    if instead is not None or not _in_notebook():
+        yield instead
+        return
+    lines, longest = ProgressLine(clock=clock), 0
+
+    def tell(step: NamedStep) -> None:
+        nonlocal longest
+        text = one_line(lines.line_of("diagnosing", step))
+        longest = max(longest, len(text))
+        sys.stderr.write(f"\r{text:{longest}}")
+        sys.stderr.flush()
+
+    try:
+        yield tell
+    finally:
+        if longest:
+            sys.stderr.write(f"\r{'':{longest}}\r")
+            sys.stderr.flush()
+
+
+def _in_notebook() -> bool:
+    """Whether the cells of a notebook run in this process; IPython on a terminal is none."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")

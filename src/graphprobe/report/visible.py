@@ -99,27 +99,18 @@ def line_from_tensor(
         first: the first elements, row-major.
         lacking: why there are no statistics.
     """
-    parts = [f"{meta.dtype} {_shape(meta.shape)} {meta.device}"]
+    parts = [f"{meta.dtype} {tuple(meta.shape)} {meta.device}"]
     if stats is None:
         parts.append(f"no statistics: {lacking}")
     else:
-        parts += [f"{key} {_number(value)}" for key, value in _numbers(stats)]
+        infinite = stats.positive_inf + stats.negative_inf
+        shown = {"min": stats.min, "max": stats.max, "mean": stats.mean, "nan": stats.nan, "inf": infinite}
+        parts += [f"{key} {_number(value)}" for key, value in shown.items()]
     if first:
         more = ", …" if stats is not None and len(first) < stats.count else ""
         parts.append(f"[{', '.join(_number(value) for value in first)}{more}]")
     return "  ".join([f"{name}: {parts[0]}" if name else parts[0], *parts[1:]])
 
 
-def _numbers(stats: TensorStats) -> list[tuple[str, float | int | None]]:
-    infinite = stats.positive_inf + stats.negative_inf
-    return [("min", stats.min), ("max", stats.max), ("mean", stats.mean), ("nan", stats.nan), ("inf", infinite)]
-
-
 def _number(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return f"{value:.6g}" if isinstance(value, complex) else str(value)
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from graphprobe.errors import ArtifactNotFoundError, UsageError
+from graphprobe.errors import GraphprobeError
 from graphprobe.numerics.stats import stats_from_memory
 from graphprobe.records import TensorMeta, TensorStats, keep_on_one_line
 
@@ -208,9 +208,11 @@ class CallDump(Protocol):
 class WithStatistics:
     """A `CallDump` whose slots have statistics wherever it has these or whole values: computed as they are read."""
 
-    def __init__(self, dump: CallDump) -> None:
+    def __init__(self, dump: CallDump, *, most_bytes: float = math.inf) -> None:
+        """`most_bytes`: of values, as float64, that are read; `unread` says whether there were more."""
         self.title, self.format, self.facts = dump.title, dump.format, dump.facts
-        self._dump = dump
+        self.unread = False
+        self._dump, self._left = dump, most_bytes
         self._problems: dict[str, None] = {}
 
     def ranks(self) -> tuple[int, ...]:
@@ -233,12 +235,18 @@ class WithStatistics:
         return (*self._dump.problems(), *self._problems)
 
     def _filled(self, call: Call, slot: CallSlot) -> CallSlot:
-        if slot.stats is not None or not slot.value or slot.sampled or slot.meta is None:
+        told = slot.stats is not None and (not slot.known or "max" in slot.known or "nan" in slot.known)
+        if told or not slot.value or slot.sampled or slot.meta is None:
             return slot
+        size_bytes = math.prod(slot.meta.shape) * 8
+        if size_bytes > self._left:
+            self.unread = True
+            return slot
+        self._left -= size_bytes
         try:
             values = np.ascontiguousarray(self._dump.values(call, slot))
             stats = stats_from_memory(values.ctypes.data, slot.meta.dtype, slot.meta.shape)
-        except (ArtifactNotFoundError, UsageError) as error:
+        except (GraphprobeError, OSError, ValueError) as error:
             self._problems[str(error)] = None
             return slot
         digest, kind = slot.digest or stats.digest, slot.digest_kind or "graphprobe"

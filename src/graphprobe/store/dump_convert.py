@@ -194,12 +194,9 @@ def _sources(path: Path, to: Format, gaps: list[Gap]) -> Iterator[Path]:
 
 
 def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
-    if source.suffix == ".npy":
-        if to == "npy":
-            raise SchemaError(f"{source} is a .npy file already", hint="--to txt makes text of it")
-        result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
-        return
-    if source.name == STATS:
+    if source.suffix == ".npy" and to == "npy":
+        raise SchemaError(f"{source} is a .npy file already", hint="--to txt makes text of it")
+    if source.suffix == ".npy" or source.name == STATS:
         result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
         return
     for slot in read_op_file(source).record.slots:
@@ -207,12 +204,8 @@ def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
             result.gaps.append(Gap(str(source), slot.name, slot.missing or "its values were not kept", expected=True))
             continue
         name = re.sub(r"[^A-Za-z0-9._-]", "_", slot.name)[:_MAX_SLOT_LENGTH]
-        result.targets.append(Target(source, slot.name, folder / f"{_stem(source)}.{name}.{to}"))
-
-
-def _stem(source: Path) -> str:
-    """The name of an op's file, which has no extension of its own; what lies behind its last dot is the time."""
-    return source.name.removesuffix(".safetensors")
+        stem = source.name.removesuffix(".safetensors")  # else behind the last dot is the time
+        result.targets.append(Target(source, slot.name, folder / f"{stem}.{name}.{to}"))
 
 
 def _check_targets(targets: Sequence[Target], force: bool) -> None:

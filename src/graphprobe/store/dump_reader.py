@@ -19,7 +19,7 @@ from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_byte
 from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord, Side, Slot
 from graphprobe.store.files import MOST_LINE_BYTES, lines_in, open_file, read_file
 from graphprobe.store.reader import State, manifest_of_dump, state_of
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import UNREADABLE, lines_from
 
 Array = np.ndarray[Any, Any]
 
@@ -465,14 +465,11 @@ def findings_at(path: Path) -> tuple[list[Found], list[str]]:
 def _lines(folder: Path, problems: list[str]) -> Iterator[Found]:
     file = folder / FINDINGS
     try:
-        lines = read_file(file).splitlines()
+        data = read_file(file)
     except FileNotFoundError:
         return
     except OSError as error:
         problems.append(f"{file} cannot be read: {error.strerror}")
         return
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield Found(folder, msgspec.json.decode(line, type=FindingLine))
-        except UNREADABLE as error:
-            problems.append(f"{file} line {number} is no finding, or is cut off: {error}")
+    for _, line in lines_from(data, FindingLine, name=str(file), noun="finding", problems=problems):
+        yield Found(folder, line)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -16,6 +14,7 @@ import msgspec
 import numpy as np
 
 from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorStats
+from graphprobe.store.files import claim_folder
 
 DUMP_SCHEMA = 1
 """Version of the files of a dump; `docs/formats/dump.md` describes it."""
@@ -51,8 +50,6 @@ _MAX_MODEL_BYTES = 128
 _MAX_TYPE_BYTES = 64
 _MAX_OP_BYTES = 96
 """With the slot that `convert` adds, a file name stays below the 255 bytes that file systems take."""
-
-_SECONDS_TRIED = 3600
 
 
 class OpInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -321,14 +318,7 @@ def claim_time_folder(dump_path: Path, *, world_size: int, rank: int, started: d
     """
     parent = dump_path / rank_folder(world_size, rank)
     parent.mkdir(exist_ok=True)
-    for later_s in range(_SECONDS_TRIED):
-        folder = parent / time_folder(started + timedelta(seconds=later_s))
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), str(parent / time_folder(started)))
+    return claim_folder(parent, time_folder, started)
 
 
 def _shortened(name: str, max_bytes: int) -> str:

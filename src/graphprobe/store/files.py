@@ -7,7 +7,8 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +20,7 @@ from graphprobe.store import layout
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _counter = itertools.count()
+_SECONDS_TRIED = 3600
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
@@ -96,6 +98,22 @@ def write_new_file(path: Path, data: bytes) -> None:
             view = view[os.write(descriptor, view) :]
     finally:
         os.close(descriptor)
+
+
+def claim_folder(parent: Path, name: Callable[[datetime], str], began: datetime) -> Path:
+    """Make the folder of this second in `parent`, or of the next second whose folder nobody has.
+
+    Raises:
+        OSError: `parent` does not exist or cannot be written to.
+    """
+    for later_s in range(_SECONDS_TRIED):
+        folder = parent / name(began + timedelta(seconds=later_s))
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), str(parent / name(began)))
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

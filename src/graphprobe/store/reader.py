@@ -27,7 +27,7 @@ from graphprobe.shown import ShowsItself
 from graphprobe.store import layout
 from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
-from graphprobe.store.schema import UNREADABLE, check_version, read_manifest
+from graphprobe.store.schema import UNREADABLE, check_version, lines_from, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
 
@@ -351,18 +351,8 @@ class Run(ShowsItself):
         except OSError as error:
             self.problems.append(f"{layout.EVENTS} cannot be read: {error.strerror}")
             return
-        lines = data.split(b"\n")
         expected = 0
-        for number, line in enumerate(lines, start=1):
-            if not line:
-                continue
-            try:
-                event = msgspec.json.decode(line, type=Event)
-            except UNREADABLE as error:
-                torn = number == len(lines)
-                why = "is cut off, as by a killed process or a full disk" if torn else f"is no event: {error}"
-                self.problems.append(f"{layout.EVENTS} line {number} {why}")
-                continue
+        for number, event in lines_from(data, Event, name=layout.EVENTS, noun="event", problems=self.problems):
             if event.seq != expected:
                 self.problems.append(f"{layout.EVENTS} line {number} has seq {event.seq}, expected {expected}")
             expected = event.seq + 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import msgspec
 
 from graphprobe.errors import SchemaError
 from graphprobe.records import SCHEMA_VERSION, Event, Manifest
+
+T = TypeVar("T")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises of JSON that is torn, not of the right form, no UTF-8, or nested beyond any sense."""
@@ -53,6 +56,21 @@ def check_version(version: object, known: int, *, path: object, what: str = "") 
             f"{path} has {what}schema {version}; this graphprobe reads {what}schema {known}",
             hint="upgrade graphprobe: pip install --upgrade graphprobe" if newer else "write it anew",
         )
+
+
+def lines_from(data: bytes, form: type[T], *, name: str, noun: str, problems: list[str]) -> Iterator[tuple[int, T]]:
+    """The lines of a file with their numbers; `problems` says which cannot be read, by the file's `name`."""
+    decode = msgspec.json.Decoder(form).decode
+    pieces = data.split(b"\n")
+    for number, piece in enumerate(pieces, start=1):
+        if not piece:
+            continue
+        try:
+            yield number, decode(piece)
+        except UNREADABLE as error:
+            torn = number == len(pieces)
+            why = "is cut off, as by a killed process or a full disk" if torn else f"is no {noun}: {error}"
+            problems.append(f"{name} line {number} {why}")
 
 
 def json_from_value(value: object) -> bytes:

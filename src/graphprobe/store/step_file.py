@@ -11,7 +11,7 @@ from graphprobe.records import Int64
 from graphprobe.store import layout
 from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run
-from graphprobe.store.schema import UNREADABLE, json_from_value
+from graphprobe.store.schema import json_from_value, lines_from
 
 
 class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,9 +56,6 @@ class StepRecord(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-_decode = msgspec.json.Decoder(StepLine).decode
-
-
 def encode_step(line: StepLine) -> str:
     """The line as JSON, with the newline."""
     return json_from_value(line).decode() + "\n"
@@ -78,17 +75,8 @@ def read_steps(run: Run) -> list[StepRecord]:
             f"{path} cannot be read: {error.strerror}",
             hint="the run compiled nothing, or a graphprobe without steps wrote it, or its budget left no room",
         ) from error
-    lines: list[StepLine] = []
-    pieces = data.split(b"\n")
-    for number, piece in enumerate(pieces, start=1):
-        if not piece:
-            continue
-        try:
-            lines.append(_decode(piece))
-        except UNREADABLE as error:
-            why = "is cut off" if number == len(pieces) else f"is no step: {error}"
-            run.problems.append(f"{layout.STEPS} line {number} {why}")
-    return steps_from_lines(lines)
+    lines = lines_from(data, StepLine, name=layout.STEPS, noun="step", problems=run.problems)
+    return steps_from_lines(line for _, line in lines)
 
 
 def steps_from_lines(lines: Iterable[StepLine]) -> list[StepRecord]:
@@ -96,17 +84,8 @@ def steps_from_lines(lines: Iterable[StepLine]) -> list[StepRecord]:
     found: dict[int, StepRecord] = {}
     for line in lines:
         if line.component is not None and line.name is not None:
-            found[line.step] = StepRecord(
-                line.step,
-                line.component,
-                line.name,
-                line.detail,
-                line.model,
-                line.direction,
-                line.compile_id,
-                line.thread,
-                line.time_ns,
-            )
+            known = {name: getattr(line, name) for name in StepRecord.__struct_fields__ if hasattr(line, name)}
+            found[line.step] = StepRecord(**known, begin_ns=line.time_ns)
         elif line.step in found:
             ended = msgspec.structs.replace(found[line.step], end_ns=line.time_ns, error=line.error)
             found[line.step] = ended

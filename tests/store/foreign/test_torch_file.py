@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphprobe.errors import ArtifactNotFoundError
-from graphprobe.store.foreign.torch_file import read_tensor
+from graphprobe.store.foreign.checked import read_tensor
 
 DTYPES = [
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32", "complex64", "complex128",

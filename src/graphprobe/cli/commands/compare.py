@@ -15,7 +15,7 @@ import click
 
 from graphprobe.cli.output import JSON_METAVAR, STDOUT, JsonCommand
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.progress import ProgressLine
+from graphprobe.report.terminal import ProgressLine
 from graphprobe.report.visible import echo, visible, write
 from graphprobe.store.files import check_replaced
 

@@ -19,7 +19,7 @@ import click
 from graphprobe.cli.ending import check_signals
 from graphprobe.cli.output import new_folder
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
-from graphprobe.report.progress import ProgressLine
+from graphprobe.report.terminal import ProgressLine
 from graphprobe.report.visible import echo
 
 PLANTED = ("aten.relu.default", "codegen")

@@ -28,7 +28,7 @@ from graphprobe.cli.target import (
     words_of,
 )
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, SettingError, UsageError
-from graphprobe.report.progress import ProgressLine
+from graphprobe.report.terminal import ProgressLine
 from graphprobe.report.visible import echo
 from graphprobe.settings.limits import LIMITS, NoTimeLeft, TimeBudget, limits_from
 from graphprobe.store.diagnosis_file import dossiers_in, proof_of, read_diagnosed

@@ -99,8 +99,7 @@ def _show_passes(
 def _show(sides: list[tuple[DiffSide, DiffSide]], run: str, json_to: JsonTo) -> int:
     import msgspec
 
-    from graphprobe.report.graph_diff import diff_sides
-    from graphprobe.report.terminal import print_diff
+    from graphprobe.report.graph_diff import diff_sides, print_diff
 
     diffs = [diff_sides(before, after) for before, after in sides]
     documents = [

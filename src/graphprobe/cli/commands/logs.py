@@ -45,7 +45,7 @@ def command(
     any step. A step that an exception ended, with the program, counts as one that did not end.
     """
     from graphprobe.analysis import steps
-    from graphprobe.report import run_text
+    from graphprobe.report import run as view
     from graphprobe.report.terminal import print_lines
 
     if level is not None and level not in steps.LEVELS:
@@ -58,16 +58,16 @@ def command(
     if tail is not None or component is None:
         kept = TAIL if tail is None else tail
         records = records[len(records) - kept :] if kept < len(records) else records
-    if not json_to.replaces_text(lambda: run_text.document(report, records, source=source, component=shown)):
+    if not json_to.replaces_text(lambda: view.document(report, records, source=source, component=shown)):
         if component is None:
             echo(f"{source}:")
-            print_lines(run_text.step_lines(report))
+            print_lines(view.step_lines(report))
             if records:
                 echo(f"\nlast lines of {shown or 'the log'}:")
-        print_lines(run_text.log_lines(records))
+        print_lines(line for record in records for line in record.raw.split("\n"))
         if component is None:
             echo()
-            run_text.print_end_of_steps(report, _follow(report, run))
+            view.print_end_of_steps(report, _follow(report, run))
     ctx.exit(EXIT_OK if component is not None else _exit_code(report))
 
 

@@ -132,7 +132,7 @@ def _show(
 ) -> None:
     import msgspec
 
-    from graphprobe.report.run_text import print_end_of_recompiles, recompile_lines
+    from graphprobe.report.explanation import print_end_of_recompiles, recompile_lines
     from graphprobe.report.terminal import print_lines
 
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
 from graphprobe.cli.output import JsonTo, json_option, write_json
 from graphprobe.cli.target import TargetCommand, import_first, program_of, program_options, words_of
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.progress import ProgressLine
+from graphprobe.report.terminal import ProgressLine
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:

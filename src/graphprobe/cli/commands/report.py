@@ -43,7 +43,7 @@ def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -
       graphprobe report graphprobe-diagnosis -o fault.html
       graphprobe report ~/model/torch_compile_debug --source-root ~/model
     """
-    from graphprobe.report.html.make import MARKS, page_of, write_page_to
+    from graphprobe.report.subject import MARKS, page_of, write_page_to
     from graphprobe.report.terminal import STYLES, print_closing
 
     if out == "-":

@@ -1,19 +1,16 @@
-"""The report of a profile: where compile time went, equal stacks of steps merged into one, for the view `flame`."""
+"""The data of the view `flame`: where compile time went, equal stacks of steps merged into one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.analysis.steps import COMPONENTS
-from graphprobe.analysis.timing import Profile, TimingSummary, read_profile, summary_of
-from graphprobe.report.document import DocumentVerdict, Note, Section, Tone
-from graphprobe.report.html.page import Report
+from graphprobe.analysis.timing import Profile
+from graphprobe.report.document import Note, Section, counted
 from graphprobe.report.html.sources import Sources
-from graphprobe.report.profile_text import grids_of, head_lines
 from graphprobe.store.step_file import StepRecord
 
 MOST_NODES = 6_000
@@ -29,12 +26,9 @@ _NAMES = {
 _RUN = "run"
 """Component of steps that run what was compiled: no time of compiling."""
 
-TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functions": "Functions"}
-IDS = {"passes": "pass-times"}
-"""Titles of the tables, and ids of their sections where these are named otherwise."""
 
-MOST_ROWS = 40
-"""Rows of a table."""
+Names = Mapping[str | None, tuple[str, str]]
+"""Name and place of what each compile id compiled."""
 
 
 class Box(msgspec.Struct, omit_defaults=True):
@@ -74,6 +68,11 @@ class _Tree:
             parent.inside.append(box)
         return box
 
+    def function(self, names: Names, compile_id: str | None, sources: Sources) -> Box:
+        """The box of what a compile id compiled."""
+        name, place = names.get(compile_id, (f"compile {compile_id or '?'}", ""))
+        return self.add(self.root, name, "function", sources.linked(place))
+
     def finished(self) -> Box:
         """The tree in the order of time, no larger than `MOST_NODES`."""
         if self.root.ns == 0:
@@ -98,28 +97,6 @@ class _Tree:
         return self.root
 
 
-class _Beside:
-    """Steps of threads that only build: they run while another thread waits for them, and are no time of compiling."""
-
-    def __init__(self) -> None:
-        self._ns = self._count = 0
-        self._names: dict[str, None] = {}
-
-    def takes(self, step: StepRecord, took: int) -> bool:
-        if step.compile_id is not None:
-            return False
-        self._ns += took
-        self._count += 1
-        self._names[step.name] = None
-        return True
-
-    def told(self) -> str:
-        if not self._count:
-            return ""
-        steps = "1 step" if self._count == 1 else f"{self._count} steps"
-        return f"Beside it, threads of their own spent {self._ns / 1e9:.1f} s in {steps}: {', '.join(self._names)}."
-
-
 def flame_section(root: Box, note: str = "") -> Section | None:
     """The section of a tree; None where no time was spent."""
     if not root.ns:
@@ -136,7 +113,8 @@ def tree_from_steps(steps: Sequence[StepRecord], sources: Sources) -> tuple[Box,
         the tree, and a sentence on what threads did beside it that compile nothing of their own: they build C++.
     """
     tree = _Tree()
-    beside = _Beside()
+    beside: list[str] = []
+    beside_ns = 0
     open_steps: dict[int | None, list[tuple[StepRecord, Box]]] = {}
     functions = _functions(steps)
     for step in steps:
@@ -144,15 +122,14 @@ def tree_from_steps(steps: Sequence[StepRecord], sources: Sources) -> tuple[Box,
         while stack and (stack[-1][0].end_ns or step.begin_ns) <= step.begin_ns and stack[-1][0].end_ns is not None:
             stack.pop()
         took = max(0, (step.end_ns or step.begin_ns) - step.begin_ns)
-        if step.component == _RUN or (not stack and beside.takes(step, took)):
+        if step.component == _RUN:
             continue
-        if stack:
-            parent = stack[-1][1]
-        else:
-            name, place = functions.get(step.compile_id, (f"compile {step.compile_id or '?'}", ""))
-            place = sources.short(place)
-            sources.link(place)
-            parent = tree.add(tree.root, name, "function", place)
+        if not stack and step.compile_id is None:
+            # A thread that only builds, while another one waits for it: no time of compiling.
+            beside.append(step.name)
+            beside_ns += took
+            continue
+        parent = stack[-1][1] if stack else tree.function(functions, step.compile_id, sources)
         component = COMPONENTS.get(step.component, step.component)
         box = tree.add(parent, _NAMES.get((step.component, step.name), step.name), component)
         box.ns += took
@@ -161,13 +138,15 @@ def tree_from_steps(steps: Sequence[StepRecord], sources: Sources) -> tuple[Box,
             parent.ns += took
             parent.count += 1
         stack.append((step, box))
-    return tree.finished(), beside.told()
+    steps_said, names = counted(len(beside), "step"), ", ".join(dict.fromkeys(beside))
+    said = f"Beside it, threads of their own spent {beside_ns / 1e9:.1f} s in {steps_said}: {names}."
+    return tree.finished(), said if beside else ""
 
 
 def tree_from_profile(profile: Profile, sources: Sources) -> Box:
     """Of the spans of a profile: compile ids with their functions, and below them the spans inside each other."""
     tree = _Tree()
-    names = {
+    names: Names = {
         compiled.compile_id: (
             f"{function_name(compiled.function or '?')}  [{compiled.compile_id}]",
             f"{compiled.file}:{compiled.line}" if compiled.file else "",
@@ -184,10 +163,7 @@ def tree_from_profile(profile: Profile, sources: Sources) -> Box:
             # Imports before the first compile, and builds on other threads: told beside the flame, as in the text.
             parent = outside
         else:
-            name, place = names.get(span.compile_id, (f"compile {span.compile_id or '?'}", ""))
-            place = sources.short(place)
-            sources.link(place)
-            parent = tree.add(tree.root, name, "function", place)
+            parent = tree.function(names, span.compile_id, sources)
             parent.ns += took
             parent.count += 1
         box = tree.add(parent, span.name, span.kind)
@@ -211,8 +187,8 @@ def largest(root: Box, most: int = 8) -> list[tuple[str, str, int, int]]:
     return sorted(rows, key=lambda row: -row[2])[:most]
 
 
-def _functions(steps: Iterable[StepRecord]) -> dict[str | None, tuple[str, str]]:
-    """Name and place of what each compile id compiled, from the detail of Dynamo's step: `f (file.py:12)`."""
+def _functions(steps: Iterable[StepRecord]) -> Names:
+    """From the detail of Dynamo's step: `f (file.py:12)`."""
     found: dict[str | None, tuple[str, str]] = {}
     for step in steps:
         if step.component == "dynamo" and step.name == "trace" and step.compile_id not in found:
@@ -222,41 +198,3 @@ def _functions(steps: Iterable[StepRecord]) -> dict[str | None, tuple[str, str]]
                 place.rstrip(")") if bracket else "",
             )
     return found
-
-
-def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of a profile; `source_roots` as `sources.Sources` has them.
-
-    Raises:
-        UsageError: it is none.
-    """
-    profile = read_profile(path)
-    summary = summary_of(profile)
-    sources = Sources(Path.cwd(), given=source_roots)
-    tone, word, sentence = _judged(summary, profile.error)
-    counts = {"phases": len(summary.phases), "passes": len(summary.passes), "functions": len(summary.functions)}
-    made = [
-        flame_section(tree_from_profile(profile, sources)),
-        *(
-            Section(IDS.get(name, name), TITLES[name], body=grid, summary=str(counts[name]))
-            for name, grid in grids_of(summary, top=MOST_ROWS, place=sources.place).items()
-        ),
-    ]
-    return Report(
-        title=f"graphprobe: compile time of {profile.program or path.name}",
-        subject=profile.program or str(path),
-        verdict=DocumentVerdict(tone, word, sentence, list(head_lines(profile, summary)[1:])),
-        sections=[section for section in made if section is not None],
-        sources=sources,
-        facts=[("torch", profile.torch), ("Python", profile.python), ("graphprobe", profile.graphprobe)],
-    )
-
-
-def _judged(summary: TimingSummary, error: str | None) -> tuple[Tone, str, str]:
-    if error is not None:
-        return "bad", "FAILED", f"The program ended with {error}"
-    if not summary.compile_ns:
-        return "warn", "NOTHING COMPILED", "The program ended, and nothing was compiled."
-    slowest = summary.phases[0] if summary.phases else None
-    where = f", most of it in {slowest.name} ({slowest.self_ns / summary.compile_ns:.0%})" if slowest else ""
-    return "info", "COMPILE TIME", f"Compiling took {summary.compile_ns / 1e9:.1f} s{where}."

@@ -1,4 +1,4 @@
-"""Assembles a report into one HTML file: the verdict, the contents, the sections, and only the assets that they use."""
+"""Makes one HTML file of a report: the verdict, the contents, the sections, and only the assets that they use."""
 
 from __future__ import annotations
 
@@ -54,8 +54,12 @@ def pieces(report: Report) -> Iterator[str]:
     if len(set(ids)) != len(ids):
         raise ValueError(f"two sections have one id: {ids}")
     views = list(dict.fromkeys(section.view for section in sections if section.view))
+    scripts = {view: asset(f"view_{view}.js") for view in views}
+    if lacking := [view for view, text in scripts.items() if not text]:
+        raise ValueError(f"a section uses the view {lacking[0]!r}, and there is no {_ASSETS}/view_{lacking[0]}.js")
     head, body, foot = _document()
-    yield head.render(report=report, sections=sections, sign=SIGNS[report.verdict.tone], css=_css(views))
+    css = Html("\n".join(map(asset, ["page.css", "parts.css", *(f"view_{view}.css" for view in views)])))
+    yield head.render(report=report, sections=sections, sign=SIGNS[report.verdict.tone], css=css)
     for section in sections:
         yield body.render(section=section)
         if section.view:
@@ -63,7 +67,8 @@ def pieces(report: Report) -> Iterator[str]:
         yield "</section>\n"
     yield foot.render(report=report)
     yield data_script("data-page", {"sources": report.sources.anchors if report.sources else {}})
-    yield f"<script>\n{_js(views)}</script>\n</body>\n</html>\n"
+    script = "\n".join([asset("page.js"), *scripts.values(), "GP.start();\n"])
+    yield f"<script>\n{script}</script>\n</body>\n</html>\n"
 
 
 def data_script(element_id: str, data: object) -> str:
@@ -77,20 +82,6 @@ def asset(name: str) -> str:
     """The text of a file of `assets`; empty for one that is not there."""
     resource = files("graphprobe.report.html") / _ASSETS / name
     return resource.read_text("utf-8") if resource.is_file() else ""
-
-
-def _css(views: list[str]) -> Html:
-    return Html("\n".join(asset(name) for name in ["page.css", "parts.css", *(f"view_{view}.css" for view in views)]))
-
-
-def _js(views: list[str]) -> str:
-    texts = [asset("page.js")]
-    for view in views:
-        text = asset(f"view_{view}.js")
-        if not text:
-            raise ValueError(f"a section uses the view {view!r}, and there is no {_ASSETS}/view_{view}.js")
-        texts.append(text)
-    return "\n".join([*texts, "GP.start();\n"])
 
 
 @cache

@@ -65,6 +65,11 @@ class LaunchRow(msgspec.Struct):
     dur: float = 0.0
     args: LaunchArgs = msgspec.field(default_factory=LaunchArgs)
 
+    @property
+    def targets(self) -> str:
+        """What it computes, by the names of the FX nodes' operators."""
+        return ", ".join(dict.fromkeys(node.target for node in self.args.fx_nodes if node.target))
+
 
 class Launches(msgspec.Struct, rename={"events": "traceEvents"}):
     """The whole file."""
@@ -91,9 +96,8 @@ def launch_lines(launches: Sequence[LaunchRow], *, width: int | None = None) -> 
     here = os.getcwd() + os.sep
     rows: list[tuple[str, ...]] = []
     for number, launch in enumerate(launches):
-        targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
         place = next(iter(places_of(launch, lambda place: place.removeprefix(here))), "")
-        rows.append((str(number), f"{launch.dur:.0f}", launch.name, targets, place))
+        rows.append((str(number), f"{launch.dur:.0f}", launch.name, launch.targets, place))
     if width is None:
         return grid_lines(Grid(("#", "µs", "launch", "computes", "line"), rows, (0, 1)))
     head, *lines = grid_lines(Grid(("#", "µs", "launch"), [row[:3] for row in rows], (0, 1)))
@@ -121,12 +125,9 @@ def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Sec
                     if table.rows >= MOST_ROWS:
                         left += 1
                         continue
-                    place = next(iter(places_of(launch, sources.short)), "")
-                    sources.link(place)
-                    targets = ", ".join(dict.fromkeys(node.target for node in launch.args.fx_nodes if node.target))
-                    arguments = ", ".join(launch.args.arguments)
-                    graph = f"model__{model.number} {direction}"
-                    table.add((graph, number, launch.name, place, launch.cat, launch.dur, targets, arguments))
+                    place = sources.linked(next(iter(places_of(launch, str)), ""))
+                    row = (f"model__{model.number} {direction}", number, launch.name, place, launch.cat, launch.dur)
+                    table.add((*row, launch.targets, ", ".join(launch.args.arguments)))
     if not table.rows:
         return None
     note = Note(f"{left} more are in the run." if left else "")
@@ -180,8 +181,7 @@ def graph_pane(title: str, name: str, text: str, sources: Sources) -> tuple[Pane
     for index, line in enumerate(lines[:MOST_LINES]):
         comment = COMMENT.match(line)
         if comment is not None:
-            short = sources.short(comment["place"])
-            sources.link(short)
+            short = sources.linked(comment["place"])
             code = f"  {comment['code']}" if comment["code"] else ""
             found.append(("", cut(f"{comment['indent']}# {short}{code}"), short))
             continue

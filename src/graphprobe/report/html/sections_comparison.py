@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.compare.result import CallResult, SlotResult, SlotSide, Summary
 from graphprobe.compare.result_file import read_rows, read_summary, rows_file
 from graphprobe.report.comparison import (
     BASIS,
-    OUTCOMES,
     WORSE,
     accusing,
     call_of,
     card_of,
-    causes,
     notes_of,
+    outcome_of,
     titled,
     what_is_wrong,
 )
@@ -33,11 +33,22 @@ from graphprobe.report.document import (
     Tone,
     counted,
 )
-from graphprobe.report.html.heat import CALLS, COLUMN_KEY, ERROR, MOST_CALLS, NONFINITE, ROW_KEY, Heat, calls_sections
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.render import Html, html
 from graphprobe.report.html.sources import Sources
-from graphprobe.report.html.table import Cell, Column, Table
+from graphprobe.report.html.table import (
+    CALLS,
+    COLUMN_KEY,
+    ERROR,
+    MOST_CALLS,
+    NONFINITE,
+    ROW_KEY,
+    Cell,
+    Column,
+    Heat,
+    Table,
+    calls_sections,
+)
 
 WITH_SLOTS = 1_000
 """Calls that are not fine whose slots are shown with their details."""
@@ -77,18 +88,9 @@ COLUMNS = (
 )
 
 SLOT_HEAD = (
-    "value",
-    "candidate",
-    "reference",
-    "error",
-    "max z",
-    "max ulp",
-    "max abs",
-    "cosine",
-    "worst at",
-    "verdict",
+    "value", "candidate", "reference", "error", "max z", "max ulp", "max abs", "cosine", "worst at", "verdict",
     "why",
-)
+)  # fmt: skip
 
 WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 900, 190, 62, 26, 10
 TOP = 7.0
@@ -118,8 +120,7 @@ def comparison_sections(rows: Iterable[CallResult], sources: Sources) -> list[Se
             continue
         _add(row, table, heat)
         if row.verdict != "ok" and table.with_more < WITH_SLOTS:
-            call = row.candidate or row.reference
-            sources.link(sources.short(call.source if call is not None else ""))
+            sources.linked(call_of(row).source)
             table.more(SLOT_HEAD, [_slot(slot) for slot in row.slots])
     constant = ("step", "rank", "direction", "rule", "reference")
     note = f"{left:,} more rows are in rows.jsonl and comparison.csv." if left else ""
@@ -129,14 +130,11 @@ def comparison_sections(rows: Iterable[CallResult], sources: Sources) -> list[Se
 
 
 def _add(row: CallResult, table: Table, heat: Heat) -> None:
-    call = row.candidate or row.reference
-    assert call is not None
-    other = row.reference
-    outputs = [slot for slot in row.slots if slot.role in ("output", "grad_input", "grad_parameter")]
+    call, other = call_of(row), row.reference
+    outputs = [slot for slot in row.slots if slot.role in OUTPUT_ROLES]
     largest = max((slot.max_abs for slot in outputs if slot.max_abs is not None), default=None)
     broken = _nonfinite(outputs)
-    level = math.inf if row.level >= WITHOUT_MEASURE else row.level
-    got = math.inf if row.inherited >= WITHOUT_MEASURE else row.inherited
+    level = _measure(row.level)
     at = heat.add(
         call.module,
         (row.rank, row.step, int(row.direction == "backward")),
@@ -148,7 +146,7 @@ def _add(row: CallResult, table: Table, heat: Heat) -> None:
         "no_partner" if alone and row.verdict == "ok" else row.verdict,
         call.label,
         None if alone else level,
-        None if alone else got,
+        None if alone else _measure(row.inherited),
         call.module,
         call.source,
         largest,
@@ -169,15 +167,14 @@ def _add(row: CallResult, table: Table, heat: Heat) -> None:
         table.start_here()
 
 
+def _measure(error: float) -> float:
+    return math.inf if error >= WITHOUT_MEASURE else error
+
+
 def _nonfinite(outputs: list[SlotResult]) -> int | None:
-    counts = [
-        (side.nan or 0) + (side.inf or 0) for slot in outputs if (side := slot.candidate) is not None and _counted(side)
-    ]
+    sides = [slot.candidate for slot in outputs if slot.candidate is not None]
+    counts = [count for side in sides for count in (side.nan, side.inf) if count is not None]
     return sum(counts) if counts else None
-
-
-def _counted(side: SlotSide) -> bool:
-    return side.nan is not None or side.inf is not None
 
 
 def _slot(slot: SlotResult) -> list[Cell]:
@@ -185,8 +182,8 @@ def _slot(slot: SlotResult) -> list[Cell]:
         slot.name,
         _side(slot.candidate),
         _side(slot.reference),
-        math.inf if slot.level >= WITHOUT_MEASURE else slot.level,
-        math.inf if slot.z >= WITHOUT_MEASURE else slot.z,
+        _measure(slot.level),
+        _measure(slot.z),
         slot.ulp,
         slot.max_abs,
         slot.cosine,
@@ -207,14 +204,7 @@ def _side(side: SlotSide | None) -> str:
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of a folder that `graphprobe compare --out` wrote, or of its `comparison.json`.
-
-    Args:
-        source_roots: see `sources.Sources`.
-
-    Raises:
-        ArtifactNotFoundError, SchemaError: as `result_file.read_summary` and `read_rows`.
-    """
+    """The report of a folder that `graphprobe compare --out` wrote, or of its `comparison.json`: see `page_of`."""
     summary = read_summary(path)
     rows = rows_file(path)
     there = rows.is_file()
@@ -232,12 +222,12 @@ def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources 
         sources: finds the lines of the program; by default those below the working directory.
     """
     found = sources if sources is not None else Sources(Path.cwd())
-    word, tone, meaning = OUTCOMES[summary.outcome]
+    word, tone, said = outcome_of(summary)
     # First, as the lines that a page shows are limited.
     cards = [
         card_of(title, finding, found.place, also=len(finding.also)) for title, finding in titled(summary.findings)
     ]
-    verdict = DocumentVerdict(tone, word, _sentence(summary, meaning), Facts(_first(summary, found)))
+    verdict = DocumentVerdict(tone, word, _sentence(summary, said), Facts(_first(summary, found)))
     sections = []
     if cards:
         order = f"{len(cards)}, in the order of execution"
@@ -253,9 +243,9 @@ def report_of(summary: Summary, rows: Iterable[CallResult], *, sources: Sources 
     return Report(f"graphprobe compare: {word.capitalize()}", " against ".join(sides), verdict, sections, found, facts)
 
 
-def _sentence(summary: Summary, meaning: str) -> str:
+def _sentence(summary: Summary, said: str) -> str:
     if summary.outcome != "different" or summary.first is None:
-        return f"{meaning[0].upper()}{meaning[1:]}." if meaning else f"{causes(accusing(summary)).capitalize()}."
+        return f"{said[0].upper()}{said[1:]}."
     call = call_of(summary.first)
     where = f" in {call.module}" if call.module else ""
     return f"{call.label}{where} {what_is_wrong(summary.first)}."
@@ -286,9 +276,10 @@ def _compared(summary: Summary) -> list[Content]:
     for name, side in (("candidate", summary.candidate), ("reference", summary.reference)):
         facts = ", ".join(f"{fact} {value}" for fact, value in side.facts.items())
         rows.append((name, [(Code(side.title), f" ({side.format})"), *([Muted(facts)] if facts else [])]))
+    alone = f"{counts.candidate_only:,} calls of the candidate, {counts.reference_only:,} of the reference"
     listed = {
         "pairs of calls": f"{counts.pairs:,}",
-        "without a partner": _alone(counts.candidate_only, counts.reference_only),
+        "without a partner": alone if counts.candidate_only or counts.reference_only else "",
         "paired by": _listed(counts.by_rule),
         "values compared by": _listed(counts.by_basis),
         "verdicts": _listed(counts.by_verdict),
@@ -297,12 +288,6 @@ def _compared(summary: Summary) -> list[Content]:
     }
     rows += [row for row in listed.items() if row[1]]
     return [Facts(rows), Bullets(notes_of(summary), "What a reader should know", "info")]
-
-
-def _alone(candidate: int, reference: int) -> str:
-    if not candidate and not reference:
-        return ""
-    return f"{candidate:,} calls of the candidate, {reference:,} of the reference"
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -42,7 +42,7 @@ COMPUTED = re.compile(r"\btmp\d+ = (?!.*\bload)")
 FILES = {
     "repro.py": "shows the fault: exits 1 while it is there",
     "test_repro.py": "the same as a test, which passes once the fault is gone",
-    "REPORT.md": "an issue in the form of PyTorch's template: `graphprobe issue` prints it",
+    "REPORT.md": "the fault as an issue: `graphprobe issue` prints it",
     "output.txt": "what repro.py printed",
     "exact": "the recorded graph on the recorded bits, with all that it reads",
     "finding.json": "what was found",
@@ -53,6 +53,9 @@ FILES = {
     "kernel.py": "the accused kernel, as it was generated for the program",
 }
 
+TEMPLATE = "an issue in the form of PyTorch's template: `graphprobe issue` prints it"
+"""What `REPORT.md` is where the fault is PyTorch's, and not a backend's."""
+
 RUNGS = (
     ("dynamo", "Dynamo", "the graphs that were recorded from the Python code, run as they are"),
     ("aot", "AOTAutograd", "the graphs without in-place changes, forward and backward"),
@@ -62,19 +65,9 @@ RUNGS = (
 )
 """Name in a diagnosis, name for people, and what runs there; from the first to the last."""
 
-RUNG_OF_STAGE = {
-    "dynamo": "dynamo",
-    "backend": "plain",
-    "aot": "aot",
-    "decomposition": "passes",
-    "pre_grad": "passes",
-    "joint": "passes",
-    "post_grad": "passes",
-    "lowering": "kernels",
-    "codegen": "kernels",
-    "runtime": "kernels",
-}
-"""The first rung on which a fault of the stage shows."""
+RUNG_OF_STAGE = {"dynamo": "dynamo", "backend": "plain", "aot": "aot"}
+RUNG_OF_STAGE |= dict.fromkeys(("decomposition", "pre_grad", "joint", "post_grad"), "passes")
+"""The first rung on which a fault of the stage shows; of other stages the kernels."""
 
 _LADDER = """<ol class="ladder">
 <li class="info"><span class="rung">Eager</span><span class="state">{{ reference | show }}</span>
@@ -108,7 +101,9 @@ def code_section(finding: Finding, folder: Path | None, sources: Sources, suffix
         if text:
             pane, nodes = graph_pane(title, name, text, sources)
             panes.append(pane)
-            marks.append([nodes[finding.node]] if finding.node in nodes else _computing(nodes, text))
+            lines = text.splitlines()  # the node may have another name in this graph: then all that computes anything
+            computing = [index for index in nodes.values() if "torch.ops" in lines[index]]
+            marks.append([nodes[finding.node]] if finding.node in nodes else computing)
     for name in ("kernel.cpp", "kernel.py", "generated_code.py") if folder else ():
         text = read(folder, name)
         if text:
@@ -130,7 +125,8 @@ def proof_section(finding: Finding, folder: Path | None, suffix: str) -> Section
         return None
     names = sorted(path.name for path in folder.iterdir() if path.is_file() or path.name in FILES)
     known = [name for name in FILES if name in names]
-    files: list[tuple[str, Content]] = [(name, FILES[name]) for name in known]
+    meanings = FILES | ({"REPORT.md": TEMPLATE} if finding.backend is None else {})
+    files: list[tuple[str, Content]] = [(name, meanings[name]) for name in known]
     if others := [name for name in names if name not in FILES]:
         files.append((", ".join(others), "the values that the repro reads"))
     body: list[Content] = [("The folder ", Code(str(folder)), " holds everything that shows the fault."), Facts(files)]
@@ -155,12 +151,6 @@ def recorded_line(folder: Path | None, source: str | None) -> str:
         if found is not None and found["place"] == source:
             return found["code"] or ""
     return ""
-
-
-def _computing(nodes: dict[str, int], text: str) -> list[int]:
-    """Where the finding's node has another name in this graph: the lines that compute anything."""
-    lines = text.splitlines()
-    return [index for index in nodes.values() if "torch.ops" in lines[index]]
 
 
 def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
@@ -209,14 +199,7 @@ def ladder_section(diagnosis: Diagnosis) -> Section:
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of the JSON of a diagnosis, of a dossier, or of a folder of dossiers.
-
-    Args:
-        source_roots: see `sources.Sources`.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """The report of the JSON of a diagnosis, of a dossier, or of a folder of dossiers: see `page_of`."""
     found = read_diagnosed(path)
     written_ns = (path / FINDING if (path / FINDING).is_file() else path).stat().st_mtime_ns
     sources = Sources(Path.cwd(), given=source_roots, recorded=path.resolve().parent, since_ns=written_ns)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from graphprobe.compare.open import open_dump
-from graphprobe.records import Manifest
+from graphprobe.compare.outline import OUTPUT_ROLES
+from graphprobe.compare.randomness import is_undefined
+from graphprobe.numerics.dtypes import DTYPES
+from graphprobe.records import Manifest, TensorStats
 from graphprobe.report.document import (
     Badge,
     Bullets,
@@ -29,13 +35,25 @@ from graphprobe.report.document import (
     Tone,
     counted,
 )
-from graphprobe.report.html.dump_table import Health, dump_sections
-from graphprobe.report.html.heat import CALLS
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.render import html
 from graphprobe.report.html.sources import Sources
+from graphprobe.report.html.table import (
+    CALLS,
+    COLUMN_KEY,
+    MAGNITUDE,
+    MOST_CALLS,
+    NONFINITE,
+    RANGE,
+    ROW_KEY,
+    Cell,
+    Column,
+    Heat,
+    Table,
+    calls_sections,
+)
 from graphprobe.store.api_reader import ApiDump
-from graphprobe.store.calls import CallDump
+from graphprobe.store.calls import Call, CallDump, CallSlot, WithStatistics
 from graphprobe.store.dump_reader import FINDINGS, Elements, FindingLine, Found, Op, OutputProblem, findings_at
 from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.graph_calls import GraphCalls
@@ -48,21 +66,69 @@ MOST_LINES = 6
 MOST_TEXT = 20_000
 """Characters of a traceback."""
 
-FINDING_BADGES: dict[str, tuple[Tone, str]] = {
-    "overflow": ("bad", "overflow"),
-    "overwritten": ("bad", "overwritten memory"),
-    "exception": ("bad", "exception"),
+FINDINGS_IN_WORDS = {
+    "overflow": ("overflow", "overflows"),
+    "overwritten": ("overwritten memory", "overwritten"),
+    "exception": ("exception", "raised"),
 }
+"""What a finding of a kind is called, and in the table the call that it is about."""
 
 _RANGE = """{{ text }}<svg viewBox="0 0 400 14" width="400" height="14" role="img"
 aria-label="{{ text }}" style="display:block;max-width:100%;margin-top:.35rem"><rect width="400" height="14" rx="3"
 fill="var(--panel)" stroke="var(--line)"/>
 <rect x="{{ left }}" width="{{ width }}" height="14" fill="var(--bad)"/></svg>"""
 
-WORDS = {"overflow": "overflows", "overwritten": "overwritten", "exception": "raised"}
-"""Of a call that a finding is about, in the table."""
+HEALTH_TONES: dict[str, Tone] = {
+    "overflows": "bad",
+    "overwritten": "bad",
+    "raised": "bad",
+    "makes_NaN": "bad",
+    "makes_infinity": "bad",
+    "passes_on": "warn",
+    "writes_infinity": "info",
+    "finite": "good",
+    "uninitialised": "info",
+    "not_measured": "info",
+}
+"""What a call did. The first three are findings of the dump's observers. `writes_infinity`: the program says so, as in
+a mask; `uninitialised`: memory as it was, `torch.empty`, whose numbers say nothing."""
 
-HEADS = {"overflow": "OVERFLOW", "overwritten": "OVERWRITTEN", "exception": "EXCEPTION"}
+HARMLESS = ("finite", "writes_infinity", "uninitialised", "not_measured")
+
+WITH_SLOTS = 2_000
+"""Calls whose slots are shown with their details: the first ones, and as many of those that are not finite."""
+
+READ_BYTES = 256 << 20
+"""Values that are read for their statistics, where the dump has values alone."""
+
+UNREAD = f"Only the values that fit in {READ_BYTES >> 20} MiB were read; other calls are “not measured”."
+
+COLUMNS = (
+    Column(name="#", kind="number", help="Position in its step, in the order of execution"),
+    Column(
+        name="health", kind="verdict", tones=HEALTH_TONES, help="What its results hold, and whether it got that already"
+    ),
+    Column(name="call", wide=True, help="The call's name in the dump"),
+    Column(name="max", kind="number", help="Largest finite number of its results"),
+    Column(name="min", kind="number", help="Lowest finite number of its results"),
+    Column(name="NaN", kind="number", help="Elements of its results that are NaN"),
+    Column(name="Inf", kind="number", help="Elements of its results that are infinite"),
+    Column(name="module", wide=True, help="The module that was running"),
+    Column(name="line", kind="source", help="The line of the program"),
+    Column(name="range", kind="number", help="Largest magnitude as a share of the largest number of its dtype"),
+    Column(name="l2", kind="number", help="Root of the sum of squares of its first result"),
+    Column(name="result", help="Dtype and shape of its first result"),
+    Column(name="api", help="What was called"),
+    Column(name="kind", help="api, module, optimizer, node or kernel"),
+    Column(name="step", kind="number", help="Training step"),
+    Column(name="rank", kind="number", help="Process"),
+    Column(name="direction", help="Forward or backward"),
+    Column(name="notes", wide=True, help="What a reader should know"),
+    Column(name=ROW_KEY, kind="number", hidden=True),
+    Column(name=COLUMN_KEY, kind="number", hidden=True),
+)
+
+SLOT_HEAD = ("value", "dtype, shape", "min", "max", "mean", "l2", "NaN", "+Inf", "−Inf", "zeros", "note")
 
 
 def findings_section(found: list[Found], sources: Sources, suffix: str = "") -> Section | None:
@@ -73,8 +139,8 @@ def findings_section(found: list[Found], sources: Sources, suffix: str = "") -> 
     left = len(found) - MOST_FINDINGS
     body: list[Content] = [Cards(cards), Note(f"{left} more are in {FINDINGS}." if left > 0 else "")]
     counts = [
-        f"{n} {_many(FINDING_BADGES[kind][1], n)}"
-        for kind in FINDING_BADGES
+        counted(n, noun, noun if noun.endswith("memory") else "")
+        for kind, (noun, _) in FINDINGS_IN_WORDS.items()
         if (n := sum(one.line.kind == kind for one in found))
     ]
     return Section(f"findings{suffix}", "Findings", body=body, summary=", ".join(counts) or f"{len(found)}")
@@ -113,7 +179,8 @@ def _told(found: Found, sources: Sources) -> list[Content]:
     rows.append(("step", _place(found)))
     if line.file:
         rows.append(("values", Code(line.file)))
-    tone, word = FINDING_BADGES.get(line.kind, ("warn", line.kind))
+    tone: Tone = "bad" if line.kind in FINDINGS_IN_WORDS else "warn"
+    word = FINDINGS_IN_WORDS.get(line.kind, (line.kind,))[0]
     return [(Badge(tone, word), " ", _plain(line)), Facts(rows), *_exception(found)]
 
 
@@ -192,8 +259,7 @@ def _range(elements: Elements) -> Content:
 
 
 def _exception(found: Found) -> list[Content]:
-    raised = found.raised() if found.line.kind == "exception" else None
-    if raised is None:
+    if found.line.kind != "exception" or (raised := found.raised()) is None:
         return []
     texts = {"Traceback up to the operation": raised.traceback, "The calls that led to it": raised.callers}
     return [Folded(title, Listing(text[-MOST_TEXT:], title)) for title, text in texts.items() if text]
@@ -214,10 +280,6 @@ def _place(found: Found) -> str:
     return ", ".join(part for part in (step, direction, f"model {line.model}" if line.model else "") if part)
 
 
-def _many(noun: str, count: int) -> str:
-    return noun if count == 1 or noun.endswith("memory") else f"{noun}s"
-
-
 def report_from(
     path: Path, sources: Sources | None = None, *, source_roots: Sequence[Path] = (), suffix: str = ""
 ) -> Report:
@@ -225,19 +287,14 @@ def report_from(
 
     Args:
         sources: finds the lines of the program; by default those below the working directory.
-        source_roots: see `sources.Sources`.
+        source_roots: see `page_of`.
         suffix: of the sections' ids, where a page has several dumps.
-
-    Raises:
-        RunNotFoundError: nothing is there.
-        UsageError: something is there, and it is no dump.
-        SchemaError: it was written by a newer graphprobe.
     """
     dump = open_dump(path)
     sources = sources if sources is not None else _sources(path, dump, source_roots)
     found, unread = findings_at(path) if dump.format == "graphprobe-graph" else ([], [])
     section = findings_section(found, sources, suffix)
-    said = {text: WORDS.get(one.line.kind, "") for one in found for text in one.texts}
+    said = {text: FINDINGS_IN_WORDS.get(one.line.kind, ("", ""))[1] for one in found for text in one.texts}
     sections, health = dump_sections(dump, sources, said, suffix)
     verdict = _verdict(found, health, sources, suffix)
     made = [section] if section is not None else []
@@ -269,7 +326,7 @@ def _verdict(found: list[Found], health: Health, sources: Sources, suffix: str) 
     if found:
         first = found[0]
         tone: Tone = "bad"
-        word, text = HEADS.get(first.line.kind, "FOUND"), sentence_of(first)
+        word, text = first.line.kind.upper() if first.line.kind in FINDINGS_IN_WORDS else "FOUND", sentence_of(first)
         if first.culprit is not None and (lines := lines_of(first.culprit, sources)):
             rows.append(("lines", lines))
         if len(found) > 1:
@@ -323,3 +380,185 @@ def _facts(dump: CallDump, health: Health, unread: list[str]) -> list[Content]:
     rows += [(name.replace("_", " "), value) for name, value in dump.facts.items() if name != "ranks"]
     rows += [(word.replace("_", " "), f"{count:,}") for word, count in sorted(health.words.items())]
     return [Facts(rows), Bullets([*dump.problems(), *unread], "What is missing", "warn")]
+
+
+class Health(msgspec.Struct):
+    """What was seen in all calls.
+
+    Attributes:
+        calls: how many.
+        words: how many of each of `HEALTH_TONES`.
+        first: the first call of each, in the order of steps.
+        begins: the first call that made NaN or infinity of what was finite, and its word.
+    """
+
+    calls: int = 0
+    words: dict[str, int] = {}
+    first: dict[str, Call] = {}
+    begins: tuple[str, Call] | None = None
+
+
+class HealthJudge:
+    """Judges calls in the order of execution."""
+
+    def __init__(self, said: dict[str, str]) -> None:
+        """`said`: by the text of a finding, which the notes of its call repeat, the word for such a call."""
+        self._said = said
+        self._spoiled: set[tuple[object, ...]] = set()
+        self.health = Health()
+
+    def word(self, call: Call, stats: dict[str, TensorStats]) -> str:
+        """The word for a call; `stats` are those of its slots, by name, as `told` returns them."""
+        word = self._word(call, stats)
+        health = self.health
+        health.calls += 1
+        health.words[word] = health.words.get(word, 0) + 1
+        health.first.setdefault(word, call)
+        if word in ("makes_NaN", "makes_infinity") and health.begins is None:
+            health.begins = word, call
+        if word not in HARMLESS:
+            self._spoiled.add(_identity(call))
+        return word
+
+    def _word(self, call: Call, stats: dict[str, TensorStats]) -> str:
+        for note in call.notes:
+            word = self._said.get(note.removeprefix("overflow: "))
+            if word:
+                return word
+        if is_undefined(call):
+            return "uninitialised"
+        results = [stats[slot.name] for slot in call.slots if slot.role in OUTPUT_ROLES and slot.name in stats]
+        if not results:
+            return "not_measured"
+        nan, infinite = sum(one.nan for one in results), sum(map(infinite_of, results))
+        if not nan and not infinite:
+            return "finite"
+        given = [stats[slot.name] for slot in call.slots if slot.role not in OUTPUT_ROLES and slot.name in stats]
+        # A backward computes with what its forward has kept, too.
+        if any(one.nan or infinite_of(one) for one in given) or _identity(call) in self._spoiled:
+            return "passes_on"
+        if not nan and any(slot.scalar is not None and "inf" in slot.scalar.text for slot in call.slots):
+            return "writes_infinity"
+        return "makes_NaN" if nan else "makes_infinity"
+
+
+def told(slot: CallSlot) -> TensorStats | None:
+    """What the statistics of a slot say of NaN and infinity; None where they say nothing.
+
+    Other tools count neither, but their largest and lowest numbers are of all elements, so that these are NaN or
+    infinite where an element is; that one is then counted.
+    """
+    stats = slot.stats
+    if stats is None or not slot.known or "nan" in slot.known:
+        return stats
+    if "count" in slot.known or stats.max is None or stats.min is None:
+        return None  # a dump of ours without this column: its largest number is of the finite elements
+    if stats.max != stats.max or stats.min != stats.min:
+        return msgspec.structs.replace(stats, nan=1)
+    return msgspec.structs.replace(
+        stats, positive_inf=int(math.isinf(stats.max)), negative_inf=int(math.isinf(stats.min))
+    )
+
+
+def infinite_of(stats: TensorStats) -> int:
+    """How many elements are infinite."""
+    return stats.positive_inf + stats.negative_inf
+
+
+def _identity(call: Call) -> tuple[object, ...]:
+    """The same for a call and for its backward."""
+    return call.rank, call.step, call.kind, call.api, call.index
+
+
+def dump_sections(
+    dump: CallDump, sources: Sources, said: dict[str, str], suffix: str = ""
+) -> tuple[list[Section], Health]:
+    """The heat map, where there is more than one cell, and the table; nothing without calls.
+
+    Args:
+        said: by the text of a finding, which notes of calls repeat, the word for such a call.
+        suffix: of the sections' ids.
+    """
+    table = Table("Calls" if not suffix else "Compiled operations", COLUMNS)
+    heat, judge = Heat((NONFINITE, RANGE, MAGNITUDE)), HealthJudge(said)
+    filled = WithStatistics(dump, most_bytes=READ_BYTES)
+    left = 0
+    for call in (one for rank in dump.ranks() for step in dump.steps(rank) for one in filled.calls(rank, step)):
+        if table.rows >= MOST_CALLS:
+            left += 1
+            continue
+        judged = {slot.name: found for slot in call.slots if (found := told(slot)) is not None}
+        word = judge.word(call, judged)
+        _add(call, judged, word, table, heat)
+        if word not in HARMLESS:
+            table.start_here()
+            sources.linked(call.source)
+        if table.rows <= WITH_SLOTS or (word not in HARMLESS and table.with_more < 2 * WITH_SLOTS):
+            table.more(SLOT_HEAD, [_slot(slot) for slot in call.slots])
+    constant = ("step", "rank", "direction", "kind", "notes", "module")
+    notes = [f"{left:,} more calls are in the dump." if left else "", UNREAD if filled.unread else ""]
+    return calls_sections(table, heat, sources, constant=constant, notes=notes, suffix=suffix), judge.health
+
+
+def _add(call: Call, judged: dict[str, TensorStats], word: str, table: Table, heat: Heat) -> None:
+    given = [slot for slot in call.slots if slot.role in OUTPUT_ROLES]
+    results = [(slot, slot.stats) for slot in given if slot.stats is not None]
+    first = next((slot for slot in given if slot.meta is not None), None)
+    counts = [judged[slot.name] for slot in given if slot.name in judged]
+    nan = float(sum(one.nan for one in counts)) if counts else None
+    infinite = float(sum(map(infinite_of, counts))) if counts else None
+    # Of other tools the largest number of a tensor with NaN is NaN.
+    highest = max((one.max for _, one in results if one.max is not None and one.max == one.max), default=None)
+    lowest = min((one.min for _, one in results if one.min is not None and one.min == one.min), default=None)
+    share = max((found for slot, one in results if (found := _share(slot, one)) is not None), default=None)
+    magnitude = None if highest is None or lowest is None else max(abs(highest), abs(lowest))
+    broken = None if nan is None or infinite is None else nan + infinite
+    seen = (broken, share, magnitude) if word != "uninitialised" else (None, None, None)
+    at = heat.add(call.module, (call.rank, call.step, int(call.direction == "backward")), seen)
+    cells: tuple[Cell, ...] = (
+        call.position,
+        word,
+        call.label,
+        highest,
+        lowest,
+        nan,
+        infinite,
+        call.module,
+        call.source,
+        share,
+        results[0][1].l2 if results else None,
+        _form(first) if first is not None else "",
+        call.api,
+        call.kind,
+        call.step,
+        call.rank,
+        call.direction,
+        "; ".join(call.notes),
+        at[0],
+        at[1],
+    )
+    table.add(cells)
+
+
+def _share(slot: CallSlot, stats: TensorStats) -> float | None:
+    """The largest magnitude as a share of what the dtype holds; infinite where the value is."""
+    facts = DTYPES.get(slot.meta.dtype) if slot.meta is not None else None
+    if facts is None or facts.is_exact:
+        return None
+    if infinite_of(stats):
+        return math.inf
+    ends = [abs(end) for end in (stats.min, stats.max) if end is not None and end == end]
+    return max(ends) / facts.largest if ends else None
+
+
+def _form(slot: CallSlot) -> str:
+    assert slot.meta is not None
+    return f"{slot.meta.dtype}[{', '.join(map(str, slot.meta.shape))}]"
+
+
+def _slot(slot: CallSlot) -> list[Cell]:
+    if slot.meta is None:
+        kind, text = ("", "") if slot.scalar is None else (slot.scalar.type, slot.scalar.text)
+        return [slot.name, kind, *[None] * 8, text or slot.missing]
+    names = ("min", "max", "mean", "l2", "nan", "positive_inf", "negative_inf", "zeros")
+    return [slot.name, _form(slot), *(getattr(slot.stats, name, None) for name in names), slot.missing]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,30 +226,22 @@ def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Secti
     for model in models:
         addresses = {event.seq: address for address, event in addresses_from_events(model.events).items()}
         for direction, events in model.directions().items():
-            rows = [_row(event, addresses, differ) for event in events if _is_pass(event)]
+            rows = [_row(event, addresses, differ) for event in events if event.kind in ("pass", "failure")]
             if rows:
-                graphs.append({"title": f"model__{model.number} {direction}", "begin": _begin(events), "passes": rows})
+                begin = min(row["at"] for row in rows)
+                graphs.append({"title": f"model__{model.number} {direction}", "begin": begin, "passes": rows})
                 ran += len(rows)
                 changed += sum(bool(row["changed"]) for row in rows)
     if not graphs:
         return None
     # The graph on which most was done is the one to begin with.
-    first = max(range(len(graphs)), key=lambda index: sum(bool(row["changed"]) for row in graphs[index]["passes"]))  # type: ignore[attr-defined]
+    first = max(range(len(graphs)), key=lambda index: sum(bool(row["changed"]) for row in graphs[index]["passes"]))
     left = ""
     if differ.left:
         left = f"{differ.left} passes that changed a graph are without their diff: it would be too much for one file. "
         left += "graphprobe diff RUN --pass NAME shows it."
     data = {"graphs": graphs, "first": first}
     return Section("passes", "Passes", "passes", data, Note(left), f"{changed} of {ran} changed a graph")
-
-
-def _is_pass(event: Event) -> bool:
-    return event.kind in ("pass", "failure")
-
-
-def _begin(events: Sequence[Event]) -> int:
-    """Wall clock at which the first pass of a graph began, ns."""
-    return min((event.time_ns - (event.elapsed_ns or 0) for event in events if _is_pass(event)), default=0)
 
 
 def _row(event: Event, addresses: dict[int, str], differ: _Differ) -> dict[str, Any]:
@@ -317,31 +309,17 @@ class _Differ:
             made["renamed_left"] = max(0, len(graph.renamed) - MOST_NODES)
             made["moved"] = len(graph.moved)
             graphs.append(made)
-        lines = list(_short(diff.lines))
+        lines = [line[:MOST_TEXT] for line in diff.lines[: MOST_NODES * 2]]
         return {"graphs": graphs, "lines": lines, "lines_left": len(diff.lines) - len(lines)}
 
     def _node(self, node: Node) -> list[str]:
         """Name, type, expression and place."""
-        place = self._sources.short(node.place)
-        self._sources.link(place)
-        text = node.expression
+        place, text = self._sources.linked(node.place), node.expression
         return [node.name, node.type, text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …", place]
 
 
-def _short(lines: Sequence[str]) -> Iterator[str]:
-    for line in lines[: MOST_NODES * 2]:
-        yield line[:MOST_TEXT]
-
-
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
-    """The report of a run folder, or of the newest run in a folder of several.
-
-    Args:
-        source_roots: see `sources.Sources`.
-
-    Raises:
-        RunNotFoundError, SchemaError: as `Run.open`.
-    """
+    """The report of a run folder, or of the newest run in a folder of several: see `page_of`."""
     run = Run.open(path)
     models = run.models()
     manifest = run.manifest
@@ -487,15 +465,15 @@ def _compiled(run: Run, models: Sequence[Model], breaks: BreakReport, recompiled
     if not models:
         return DocumentVerdict("warn", "NOTHING COMPILED", "The program ended, and nothing was given to a backend.")
     counts = [
-        (breaks.break_count, "graph break", "graph breaks"),
-        (recompiled.recompilations, "recompilation", "recompilations"),
+        (breaks.break_count, "graph break", ""),
+        (recompiled.recompilations, "recompilation", ""),
         (len(breaks.own_uncompiled), "function left uncompiled", "functions left uncompiled"),
     ]
-    found = [f"{number} {one if number == 1 else many}" for number, one, many in counts if number]
-    graphs = "1 graph was" if len(models) == 1 else f"{len(models)} graphs were"
+    found = [counted(*count) for count in counts if count[0]]
+    graphs = counted(len(models), "graph was", "graphs were")
     if found:
-        listed = found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
-        each = "which costs" if listed.startswith("1 ") and len(found) == 1 else "each of which costs"
+        listed = " and ".join([part for part in (", ".join(found[:-1]), found[-1]) if part])
+        each = "which costs" if sum(number for number, *_ in counts) == 1 else "each of which costs"
         return DocumentVerdict("warn", "COULD BE FASTER", f"{graphs} compiled, with {listed}, {each} time.")
     if run.manifest.missing or run.problems:
         return DocumentVerdict("warn", "INCOMPLETE", f"{graphs} compiled; some of what was to be collected is missing.")

@@ -106,19 +106,21 @@ class Sources:
             self._anchors[source] = self._anchor(source)
         return self._anchors[source]
 
+    def linked(self, place: str | None) -> str:
+        """The place in short, whose line the report will show."""
+        short = self.short(place)
+        self.link(short)
+        return short
+
     def place(self, source: str | None) -> SourcePlace:
         """The place in short, with the anchor of its snippet and its line as far as they are at hand."""
-        short = self.short(source)
+        short = self.linked(source)
         return SourcePlace(short, self.link(short), self.line(short))
 
     def line(self, source: str | None) -> str:
         """The text of the line, stripped; empty where it is not at hand."""
-        found = _PLACE.fullmatch(self._long.get(source or "", source or ""))
-        path = self._path(found["file"]) if found else None
-        if found is None or path is None:
-            return ""
-        lines, number = self._text(path), int(found["line"])
-        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        path, number = self._at(source or "")
+        return self._text(path)[number - 1].strip() if path is not None else ""
 
     def text(self, file: str) -> list[str]:
         """The lines of a file, named in short or in full; none where it is not at hand."""
@@ -153,9 +155,8 @@ class Sources:
         return Section("sources", "Source lines", body=body, summary=counted(len(self._lines), "file"))
 
     def _anchor(self, source: str) -> str:
-        found = _PLACE.fullmatch(self._long.get(source, source))
-        path = self._path(found["file"]) if found else None
-        if found is None or path is None or not 0 < (number := int(found["line"])) <= len(self._text(path)):
+        path, number = self._at(source)
+        if path is None:
             return ""
         known = self._lines.get(path, {})
         if number not in known and sum(map(len, self._lines.values())) >= MOST_LINES:
@@ -164,6 +165,13 @@ class Sources:
         lines = self._lines.setdefault(path, {})
         index = list(self._lines).index(path)
         return lines.setdefault(number, f"src-{index}-{number}")
+
+    def _at(self, source: str) -> tuple[Path | None, int]:
+        """File and number of a line that is at hand; no file where it is not."""
+        found = _PLACE.fullmatch(self._long.get(source, source))
+        path = self._path(found["file"]) if found else None
+        number = int(found["line"]) if found else 0
+        return (path, number) if path is not None and 0 < number <= len(self._text(path)) else (None, 0)
 
     def _path(self, file: str) -> Path | None:
         if file not in self._files:
@@ -199,12 +207,9 @@ class Sources:
             for number in range(max(first, last + 1), min(hit + AROUND, len(text)) + 1):
                 blocks[-1].append((number, cut(text[number - 1]), hits.get(number, "")))
                 last = number
-        return html(_FILE, id=f"srcfile-{index}", name=self._short(path), blocks=blocks, changed=self._changed(path))
-
-    def _changed(self, path: Path) -> Content:
-        if self._since_ns is None or path.stat().st_mtime_ns <= self._since_ns:
-            return ""
-        return Badge("warn", "written to since: lines may have moved")
+        moved = self._since_ns is not None and path.stat().st_mtime_ns > self._since_ns
+        changed = Badge("warn", "written to since: lines may have moved") if moved else ""
+        return html(_FILE, id=f"srcfile-{index}", name=self._short(path), blocks=blocks, changed=changed)
 
     def _short(self, path: Path) -> str:
         for root in self._roots:

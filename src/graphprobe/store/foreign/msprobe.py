@@ -18,10 +18,8 @@ from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallDirection, CallKind, CallSlot, Scalar, SlotRole
 from graphprobe.store.dump_dtypes import bits_from_values
 from graphprobe.store.files import read_file
-from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of
+from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, read_tensor, shape_of, stats_from_known
 from graphprobe.store.foreign.names import Counter, MsprobeName, api_from_foreign, msprobe_name, source_of
-from graphprobe.store.foreign.summary import stats_from_known
-from graphprobe.store.foreign.torch_file import read_tensor
 from graphprobe.store.schema import UNREADABLE
 
 Array = np.ndarray[Any, Any]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,9 +16,8 @@ from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
 from graphprobe.store.dump_dtypes import bits_from_values
 from graphprobe.store.files import lines_in, open_file
-from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of
+from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of, stats_from_known
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
-from graphprobe.store.foreign.summary import stats_from_known
 
 Array = np.ndarray[Any, Any]
 
@@ -92,10 +92,13 @@ class PtdbgDump:
         if step != 0 or rank not in self._files:
             return
         counter, folder = Counter(), self._folders[rank]
-        partial = self._is_partial(self._files[rank])
+        # A dump of only a part of the program has stacks.
+        partial = any(name.is_stack for name, _ in itertools.islice(self._lines(self._files[rank]), 64))
         position = 0
         seen: set[str] = set()
-        for name, lines in _grouped(self._lines(self._files[rank])):
+        for _, group in itertools.groupby(self._lines(self._files[rank]), key=lambda line: line[0].call):
+            lines = list(group)
+            name = lines[0][0]
             if name.call in seen:
                 self._problem(f"{self._files[rank].name}: lines of {name.call} lie apart; only the first are read")
                 continue
@@ -150,10 +153,6 @@ class PtdbgDump:
             yield from lines_in(source)
         except OSError as error:
             self._problem(f"{file.name} cannot be read further: {error.strerror}")
-
-    def _is_partial(self, file: Path) -> bool:
-        """Whether only part of the program was dumped: such a dump has stacks."""
-        return any(name.is_stack for name, _ in _first(self._lines(file), 64))
 
     def _call(
         self,
@@ -264,22 +263,3 @@ def _frame(frame: Any) -> str:
         code = f": {frame[3]}" if len(frame) > 3 and frame[3] else ""
         return f"{frame[0]}:{frame[1]} in {frame[2]}{code}"
     return str(frame)
-
-
-def _first(lines: Iterable[tuple[PtdbgName, list[Any]]], most: int) -> Iterator[tuple[PtdbgName, list[Any]]]:
-    for _, line in zip(range(most), lines, strict=False):
-        yield line
-
-
-def _grouped(
-    lines: Iterable[tuple[PtdbgName, list[Any]]],
-) -> Iterator[tuple[PtdbgName, list[tuple[PtdbgName, list[Any]]]]]:
-    """The lines of each call, which follow one another."""
-    group: list[tuple[PtdbgName, list[Any]]] = []
-    for line in lines:
-        if group and group[0][0].call != line[0].call:
-            yield group[0][0], group
-            group = []
-        group.append(line)
-    if group:
-        yield group[0][0], group

@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +17,16 @@ from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.calls import Call, CallDirection, CallDump, CallSlot, Scalar
 from graphprobe.store.dump_dtypes import STORED_DTYPES, widened
+from graphprobe.store.files import claim_folder
+from graphprobe.store.foreign.checked import summary_from_stats
 from graphprobe.store.foreign.names import file_stem, foreign_from_api
 from graphprobe.store.foreign.ptdbg import EDGE
-from graphprobe.store.foreign.summary import summary_from_stats
 
 Array = np.ndarray[Any, Any]
 _FRAME = re.compile(r"(?P<file>.*?):(?P<line>\d+) in (?P<function>[^:]*)(?:: (?P<code>.*))?", re.DOTALL)
 _SIDES = {"input": "input", "kwarg": "input", "output": "output"}
 _BACKWARD_SIDES = {"grad_output": "input", "grad_input": "output", "grad_kwarg": "output"}
 _NUMBERS: dict[str, Callable[[str], float]] = {"int": int, "float": float, "bool": lambda text: text == "True"}
-_FOLDERS_TRIED = 3600
 
 
 class WrittenName(NamedTuple):
@@ -141,15 +141,7 @@ def sample(bits: Array, step: int) -> Array:
 
 def timestamped(path: Path, *, now: datetime | None = None) -> Path:
     """Make the folder `<path>_<YYYYmmdd>_<HHMMSS>` of this second, or of the next that nobody has. Raises OSError."""
-    began = now or datetime.now()
-    for later_s in range(_FOLDERS_TRIED):
-        folder = path.with_name(f"{path.name}_{began + timedelta(seconds=later_s):%Y%m%d_%H%M%S}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise OSError(f"no free folder name for {path}")
+    return claim_folder(path.parent, lambda time: f"{path.name}_{time:%Y%m%d_%H%M%S}", now or datetime.now())
 
 
 def write_ptdbg(

@@ -1,10 +1,11 @@
-"""A profile of compile time, and the difference of two, as text and as JSON documents."""
+"""A profile of compile time as text, as JSON and as a page, and the difference of two."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,15 +17,36 @@ from graphprobe.analysis.timing import (
     TimingChange,
     TimingDiff,
     TimingSummary,
+    read_profile,
     summary_of,
 )
-from graphprobe.report.document import Code, Content, Grid, Muted, SourcePlace
+from graphprobe.report.document import (
+    Code,
+    Content,
+    DocumentVerdict,
+    Grid,
+    Muted,
+    Section,
+    SourcePlace,
+    Tone,
+    counted,
+)
 from graphprobe.report.terminal import grid_lines, print_closing, print_lines
+
+if TYPE_CHECKING:
+    from graphprobe.report.html.page import Report
 
 LONG_IMPORTS = 0.02
 """Share of the time of compiling from which imports before it are told."""
 
 OWN_PASS = "; to be cached, your pass must be a torch._inductor.custom_graph_pass.CustomGraphPass with a uuid()"
+TITLES = {"phases": "Phases, by time of their own", "passes": "Passes", "functions": "Functions"}
+IDS = {"passes": "pass-times"}
+"""Titles of the tables on the page, and ids of their sections where these are named otherwise."""
+
+MOST_ROWS = 40
+"""Rows of a table on the page."""
+
 CACHE_NAMES = {"aot_autograd": "AOTAutograd", "fx_graph": "FX graph", "cpp": "C++ kernels"}
 
 
@@ -80,7 +102,7 @@ def print_end_of_diff(diff: TimingDiff, after: str) -> None:
 def profile_lines(profile: Profile, *, top: int) -> list[str]:
     """The summary as lines of plain text."""
     summary = summary_of(profile)
-    lines = head_lines(profile, summary)
+    lines = list(head_lines(profile, summary))
     counts = {"passes": len(summary.passes), "functions": len(summary.functions)}
     for name, grid in grids_of(summary, top=top).items():
         count = counts.get(name, 0)
@@ -126,21 +148,16 @@ def diff_lines(diff: TimingDiff, before: str, after: str, *, top: int) -> list[s
     return lines
 
 
-def head_lines(profile: Profile, summary: TimingSummary) -> list[str]:
+def head_lines(profile: Profile, summary: TimingSummary) -> Iterator[str]:
     """What was run, and what took how long, before the tables."""
-    return list(_head(profile, summary))
-
-
-def _head(profile: Profile, summary: TimingSummary) -> Iterator[str]:
     ended = "" if profile.error is None else f"; it failed with {profile.error}"
     yield f"{profile.program or 'profile'}: {_s(profile.wall_ns)} s on torch {profile.torch}{ended}"
     if not summary.compile_ns:
         yield "nothing was compiled"
     else:
-        functions = len(summary.functions)
         yield (
             f"compiling: {_s(summary.compile_ns)} s ({_s(summary.compile_cpu_ns)} s CPU of its threads), "
-            f"{functions} compile id{'' if functions == 1 else 's'}, "
+            f"{counted(len(summary.functions), 'compile id')}, "
             f"{summary.accounted:.1%} of the time in named phases"
         )
     if summary.imports_ns > LONG_IMPORTS * summary.compile_ns:
@@ -208,3 +225,37 @@ def _change_row(change: TimingChange) -> tuple[Content, ...]:
 
 def _s(ns: int) -> str:
     return f"{ns / 1e9:.3f}"
+
+
+def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
+    """The report of a profile: see `page_of`."""
+    from graphprobe.report.html.flame import flame_section, tree_from_profile
+    from graphprobe.report.html.page import Report
+    from graphprobe.report.html.sources import Sources
+
+    profile = read_profile(path)
+    summary = summary_of(profile)
+    sources = Sources(Path.cwd(), given=source_roots)
+    tone, word, sentence = _judged(summary, profile.error)
+    counts = {"phases": len(summary.phases), "passes": len(summary.passes), "functions": len(summary.functions)}
+    flame = flame_section(tree_from_profile(profile, sources))
+    grids = grids_of(summary, top=MOST_ROWS, place=sources.place)
+    tables = [Section(IDS.get(k, k), TITLES[k], body=grid, summary=str(counts[k])) for k, grid in grids.items()]
+    return Report(
+        title=f"graphprobe: compile time of {profile.program or path.name}",
+        subject=profile.program or str(path),
+        verdict=DocumentVerdict(tone, word, sentence, list(head_lines(profile, summary))[1:]),
+        sections=[*([flame] if flame is not None else []), *tables],
+        sources=sources,
+        facts=[("torch", profile.torch), ("Python", profile.python), ("graphprobe", profile.graphprobe)],
+    )
+
+
+def _judged(summary: TimingSummary, error: str | None) -> tuple[Tone, str, str]:
+    if error is not None:
+        return "bad", "FAILED", f"The program ended with {error}"
+    if not summary.compile_ns:
+        return "warn", "NOTHING COMPILED", "The program ended, and nothing was compiled."
+    slowest = summary.phases[0] if summary.phases else None
+    where = f", most of it in {slowest.name} ({slowest.self_ns / summary.compile_ns:.0%})" if slowest else ""
+    return "info", "COMPILE TIME", f"Compiling took {summary.compile_ns / 1e9:.1f} s{where}."
