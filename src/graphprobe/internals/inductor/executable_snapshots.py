@@ -16,11 +16,12 @@ import msgspec
 from torch.fx import Graph, GraphModule, Node
 
 from graphprobe.internals.bus import Patch, PatchSet
+from graphprobe.internals.inductor.inductor_taps import PASSES, pass_patches
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
 
 COMPILE_FX = "torch._inductor.compile_fx"
-TAP, OBSERVER = "snapshots", "torch.fx.passes.graph_transform_observer"
+TAP = "snapshots"
 PHASES = {"pre_grad_passes": "pre_grad", "joint_graph_passes": "joint", "post_grad_passes": "post_grad"}
 
 
@@ -81,13 +82,12 @@ class Snapshots:
             wanted = [
                 (compile_fx, Patch(TAP, "torch._inductor.compile_fx", name, self._phase(name))) for name in PHASES
             ]
-            for name, make in (("__enter__", self._enter), ("__exit__", self._exit)):
-                wanted.append((observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", make)))
+            wanted += [(observers, patch) for patch in pass_patches(TAP, self._begins, self._ends)]
             for name in PATTERN_ENTRIES:
                 wanted.append((matcher, Patch(TAP, "torch._inductor.pattern_matcher", f"{name}.apply", self._pattern)))
             if self.skip:
                 for name in ("apply_gm_pass", "apply_graph_pass"):
-                    wanted.append((observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", self._apply)))
+                    wanted.append((observers, Patch(TAP, PASSES, f"GraphTransformObserver.{name}", self._apply)))
             self.missing = [patch.address for module, patch in wanted if not patches.apply(module, patch)]
             yield
         finally:
@@ -132,27 +132,17 @@ class Snapshots:
 
         return apply
 
-    def _enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __enter__(observer: Any) -> Any:
-            result = original(observer)
-            if self._open and id(observer.gm) == self._open[-1][1]:
-                self._take(self._open[-1][0], observer.gm, f"before {observer.passname}")
-            return result
+    def _begins(self, seen: Any) -> PassLog | None:
+        if not self._open or id(seen.gm) != self._open[-1][1]:
+            return None
+        self._take(self._open[-1][0], seen.gm, f"before {seen.passname}")
+        return self._open[-1][0]
 
-        return __enter__
-
-    def _exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __exit__(observer: Any, kind: Any, error: Any, trace: Any) -> Any:
-            result = original(observer, kind, error, trace)
-            if self._open and id(observer.gm) == self._open[-1][1]:
-                log = self._open[-1][0]
-                if error is not None:
-                    log.failed = log.failed or observer.passname
-                else:
-                    self._take(log, observer.gm, observer.passname)
-            return result
-
-        return __exit__
+    def _ends(self, seen: Any, log: PassLog, error: BaseException | None) -> None:
+        if error is None:
+            self._take(log, seen.gm, seen.passname)
+        else:
+            log.failed = log.failed or seen.passname
 
     def _take(self, log: PassLog, gm: GraphModule, name: str) -> None:
         signature = _signature(gm)
