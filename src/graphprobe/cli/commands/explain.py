@@ -142,7 +142,7 @@ def _program(
     *,
     printed: bool,
 ) -> int:
-    from graphprobe.backends.explanation import ProgramWatch
+    from graphprobe.backends.explain import ProgramWatch
     from graphprobe.probe import script
     from graphprobe.report.explanation import print_found
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.names import require
 
@@ -101,22 +100,11 @@ def boxed_call(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     return run
 
 
-def take_boxed(gm: GraphModule) -> None:
-    """Change `gm` to take one list of inputs, which it empties, so that each is freed after its last use."""
-    codegen = require("torch.fx.graph", "_BoxedCodeGen", purpose="boxed calls")
-    gm.graph.set_codegen(codegen())
-    gm.recompile()
-
-
-def debug_interpreter(gm: GraphModule, backend: str) -> Any | None:
-    """torch's interpreter for `gm`, when a DebugMode is active that asks for compiled code to be interpreted."""
-    try:
-        active = require("torch.utils._debug_mode", "get_active_debug_mode", purpose="DebugMode")()
-    except UnsupportedTorchError:  # no such mode in this torch, hence none active
-        return None
-    if active is None or not getattr(active, "run_compile_with_interpreter", False):
-        return None
-    return require("torch.utils._debug_mode", "DebugInterpreter", purpose="DebugMode")(gm, backend=backend)
+def boxed_nop(gm: GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+    """`gm`, which is changed, as a boxed function; an active DebugMode that asks for it has the graph interpreted."""
+    make = require("torch._dynamo.backends.debugging", "boxed_nop", purpose="boxed calls")
+    made: Callable[[list[Any]], Any] = make(gm, example_inputs)
+    return made
 
 
 def inductor_compile(gm: GraphModule, example_inputs: Any, *, edit: Edit) -> Callable[..., Any]:
@@ -135,14 +123,6 @@ def inductor_compile(gm: GraphModule, example_inputs: Any, *, edit: Edit) -> Cal
     with bypassed():
         compiled: Callable[..., Any] = compile_fx(gm, example_inputs, inner_compile=inner)
         return compiled
-
-
-def invoke_subgraph_infer() -> Callable[..., Any]:
-    """The entry that emits an `invoke_subgraph` call under `make_fx`, and just calls the graph otherwise."""
-    found: Callable[..., Any] = require(
-        "torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_infer", purpose="the backend 'invoke_subgraph'"
-    )
-    return found
 
 
 def is_higher_order(target: object) -> bool:
