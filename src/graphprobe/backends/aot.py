@@ -16,9 +16,9 @@ from graphprobe.internals.aot.backends import (
     boxed_call,
     boxed_nop,
     crossref_setting,
-    inductor_compile,
+    lookup,
 )
-from graphprobe.internals.dynamo.torch_backends import lookup
+from graphprobe.internals.inductor.stages import compile_kernels, inductor_graphs
 from graphprobe.internals.operators.operators import crossref_mode
 
 Compiled = Callable[..., Any]
@@ -83,7 +83,12 @@ def aot_eager_decomp_partition_crossref(
 def compile_edited(name: str, gm: GraphModule, example_inputs: Sequence[Any], edit: Edit) -> Compiled:
     """`name`, one of EDITABLE, with `edit` applied to each graph that AOTAutograd makes."""
     if name == "inductor":
-        return inductor_compile(gm, example_inputs, edit=edit)
+
+        def inner(graph: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
+            direction = "backward" if settings.get("is_backward") else "forward"
+            return compile_kernels(edit(graph, direction), inputs, settings)
+
+        return inductor_graphs(gm, example_inputs, mode=None, options=None, inner=inner)
     if name == CROSSREF:
         return _compile(DECOMPOSED, gm, example_inputs, _crossref(None), edit)
     return _compile(name, gm, example_inputs, nullcontext, edit)

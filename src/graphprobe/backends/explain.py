@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,9 +16,15 @@ import msgspec
 from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, UncompiledFunction, judge, report_from_facts
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.errors import last_line
-from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, compile_times_s, graph_breaks, guard_reader
-from graphprobe.internals.dynamo.dynamo_taps import backend_name, current_compile_id
-from graphprobe.internals.dynamo.frame_names import compiled_now
+from graphprobe.internals.dynamo.compile_facts import (
+    begins_at,
+    calls_of,
+    compile_times_s,
+    compiled_now,
+    graph_breaks,
+    guard_reader,
+)
+from graphprobe.internals.dynamo.dynamo_taps import backend_name, current_compile_id, layers_of
 from graphprobe.internals.dynamo.graph_breaks import BREAKS, listen, tap_graphs
 from graphprobe.probe.recompile_watch import Recompiles
 
@@ -218,6 +224,14 @@ class Heard:
         if note not in self.notes:
             self.notes.append(note)
 
+    def explanation(
+        self, graphs: list[ExplainedGraph], without_graph: dict[str, int], times_s: dict[str, float]
+    ) -> Explanation:
+        """The breaks, with the rest of an Explanation."""
+        return Explanation(
+            graphs, without_graph, times_s, list(self.breaks), list(self.uncompiled_functions), list(self.notes)
+        )
+
 
 class NotedGraphs:
     """Graphs in the order of compiling; their guards are read once their compiles have ended."""
@@ -281,14 +295,7 @@ class ProgramWatch(Heard):
 
     def output(self) -> Explanation:
         """What was seen so far; without the times, and with every break in `break_facts`."""
-        return Explanation(
-            graphs=self._graphs.settled(),
-            breaks_without_graph={},
-            compile_times_s={},
-            break_facts=list(self.breaks),
-            uncompiled_facts=list(self.uncompiled_functions),
-            notes=list(self.notes),
-        )
+        return self.explanation(self._graphs.settled(), {}, {})
 
     def report(self) -> tuple[BreakReport, list[str]]:
         """The same, judged, and what could not be observed."""
@@ -348,14 +355,8 @@ class ExplainWithBackend:
     def output(self) -> Explanation:
         """What was seen so far. Times and unattributed breaks are the process's since this object was made."""
         graphs = self._noted.settled()
-        return Explanation(
-            graphs=graphs,
-            breaks_without_graph=_breaks_without_graph(self._breaks_before, graphs),
-            compile_times_s=_difference(self._times_before, compile_times_s()),
-            break_facts=list(self._heard.breaks),
-            uncompiled_facts=list(self._heard.uncompiled_functions),
-            notes=list(self._heard.notes),
-        )
+        without_graph = _breaks_without_graph(self._breaks_before, graphs)
+        return self._heard.explanation(graphs, without_graph, _difference(self._times_before, compile_times_s()))
 
     def __repr__(self) -> str:
         return f"ExplainWithBackend({self.__name__[8:-1]})"
@@ -370,7 +371,7 @@ class OwnBreaks(Heard):
 
     def means(self, backend: object) -> bool:
         """Not so if it is another one of these. One that is hidden in a function of the program's cannot be seen."""
-        layers, owner = list(_layers(backend)), self._owner()
+        layers, owner = list(layers_of(backend)), self._owner()
         return any(inner is owner for inner in layers) or not any(isinstance(i, ExplainWithBackend) for i in layers)
 
 
@@ -472,13 +473,4 @@ class CompileProfiler(Recompiles):
 
     def _is_own(self, backend: object) -> bool:
         """Whether a backend as Dynamo holds it is this object, or has it inside."""
-        return any(inner is self for inner in _layers(backend))
-
-
-def _layers(backend: object) -> Iterator[object]:
-    """A backend as Dynamo holds it, and what is inside of it."""
-    for _ in range(8):
-        if backend is None:
-            return
-        yield backend
-        backend = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "compiler_fn", None)
+        return any(inner is self for inner in layers_of(backend))

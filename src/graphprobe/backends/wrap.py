@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,8 +15,8 @@ import torch
 from graphprobe.compiler_config import CompilerConfig
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError, UsageError
+from graphprobe.internals.aot.backends import inductor_with_mode, lookup
 from graphprobe.internals.dynamo.compile_calls import CompileSettings, default_backend
-from graphprobe.internals.dynamo.torch_backends import inductor_with_mode, lookup
 from graphprobe.probe import active
 from graphprobe.settings import BackendSettings, Settings, resolve
 
@@ -92,11 +93,15 @@ def _lookup(backend: str | Backend) -> tuple[Backend, str]:
                 f"torch has no backend named {backend!r}",
                 hint=f"it has {', '.join(sorted(known))}; or pass the backend function itself",
             )
-        # Looked up when it is first called: that imports Dynamo.
-        return lambda *given, **settings: lookup(backend)(*given, **settings), backend
+        return functools.partial(_by_name, backend), backend
     if not callable(backend):
         raise UsageError(f"wrap() takes a backend's name or a callable, not {type(backend).__name__}: {backend!r}")
     return backend, getattr(backend, "__name__", type(backend).__name__)
+
+
+def _by_name(name: str, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Any:
+    """A backend of torch's, looked up when it is first called: that imports Dynamo."""
+    return lookup(name)(gm, example_inputs, **given)
 
 
 def get_backend(*, compiler_config: CompilerConfig | None = None, backend: str = "inductor") -> Wrapped:

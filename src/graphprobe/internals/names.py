@@ -433,7 +433,6 @@ NAMES: tuple[Name, ...] = (
     _n(READ, "torch._inductor.virtualized", "V.graph.graph_inputs", "scheduler_ir"),
     _n(READ, "torch._inductor.virtualized", "V.graph.module", "scheduler_ir dump_kernel"),
     _n(READ, "torch._inductor.virtualized", "V.graph.name", "lowering scheduler_ir"),
-    _n(READ, "torch._inductor.virtualized", "V.graph.orig_gm", "scheduler_ir"),
     _n(READ, "torch._inductor.virtualized", "V.graph.parent", "lowering"),
     _n(READ, "torch._inductor.virtualized", "V.graph.torchbind_constants", "inductor_result"),
     _n(CALLED, "torch._inductor.virtualized", "V.set_extern_kernel_nodes", "ir_evaluation"),

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from torch.fx import Graph, GraphModule, Node
 
-from graphprobe.internals.bus import Patch, PatchSet
+from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.inductor.inductor_taps import PASSES, pass_patches
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
 
-COMPILE_FX = "torch._inductor.compile_fx"
+COMPILE_FX, MATCHER = "torch._inductor.compile_fx", "torch._inductor.pattern_matcher"
 TAP = "snapshots"
 PHASES = {"pre_grad_passes": "pre_grad", "joint_graph_passes": "joint", "post_grad_passes": "post_grad"}
 
@@ -74,24 +74,20 @@ class Snapshots:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Replace what announces passes, and put it back on exit."""
-        patches = PatchSet()
-        compile_fx = require("torch._inductor", "compile_fx", purpose="snapshots of passes")
-        observers = require("torch.fx.passes", "graph_transform_observer", purpose="snapshots of passes")
-        matcher = require("torch._inductor", "pattern_matcher", purpose="snapshots of patterns")
+        require("torch._inductor", "compile_fx", purpose="snapshots of passes")  # imports the other two
+        wanted = [Patch(TAP, COMPILE_FX, name, self._phase(name)) for name in PHASES]
+        wanted += pass_patches(TAP, self._begins, self._ends)
+        wanted += [Patch(TAP, MATCHER, f"{name}.apply", self._pattern) for name in PATTERN_ENTRIES]
+        if self.skip:
+            for name in ("apply_gm_pass", "apply_graph_pass"):
+                wanted.append(Patch(TAP, PASSES, f"GraphTransformObserver.{name}", self._apply))
+        taps = Subscription(wanted)
         try:
-            wanted = [
-                (compile_fx, Patch(TAP, "torch._inductor.compile_fx", name, self._phase(name))) for name in PHASES
-            ]
-            wanted += [(observers, patch) for patch in pass_patches(TAP, self._begins, self._ends)]
-            for name in PATTERN_ENTRIES:
-                wanted.append((matcher, Patch(TAP, "torch._inductor.pattern_matcher", f"{name}.apply", self._pattern)))
-            if self.skip:
-                for name in ("apply_gm_pass", "apply_graph_pass"):
-                    wanted.append((observers, Patch(TAP, PASSES, f"GraphTransformObserver.{name}", self._apply)))
-            self.missing = [patch.address for module, patch in wanted if not patches.apply(module, patch)]
+            taps.install()
+            self.missing = taps.missing
             yield
         finally:
-            patches.undo()
+            taps.remove()
 
     def _phase(self, name: str) -> Callable[[Any], Any]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.internals.bus import Patch, Subscription
-from graphprobe.internals.dynamo.frame_names import compiled_now
+from graphprobe.internals.dynamo.compile_facts import compiled_now
 from graphprobe.internals.importhook import StandInLoader
 from graphprobe.internals.inductor.inductor_taps import pass_patches
 from graphprobe.internals.unseen import unseen
