@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from graphprobe import ops as ops
     from graphprobe import scope as scope
     from graphprobe.api import compare, enable, open_run, reduce, report, trace
-    from graphprobe.backends.compile_profiler import CompileProfiler
     from graphprobe.backends.eager import GraphRaisedError, OperatorSchemaError
-    from graphprobe.backends.explain import explain
-    from graphprobe.backends.explanation import Explanation
+    from graphprobe.backends.explain import CompileProfiler, Explanation, explain
     from graphprobe.backends.faulty import Faulty, PlantedFault, faulty
     from graphprobe.backends.torchscript import ScriptingError
     from graphprobe.backends.wrap import Wrapped, get_backend, wrap

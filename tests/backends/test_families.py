@@ -15,12 +15,7 @@ import graphprobe
 from backends.programs_debug import PROGRAMS, Transformer, run, same
 from graphprobe import backends
 from graphprobe.backends.aot import boxed
-from graphprobe.backends.eager import (
-    GraphRaisedError,
-    OperatorSchemaError,
-    make_eager_backend_with_torch_function_mode,
-    make_eager_backend_with_torch_function_modes,
-)
+from graphprobe.backends.eager import GraphRaisedError, OperatorSchemaError
 from graphprobe.backends.graphs import copy_graph_module
 from graphprobe.backends.torchscript import ScriptingError
 from graphprobe.errors import UsageError
@@ -79,9 +74,9 @@ class Counting(TorchFunctionMode):
 
 def test_modes_see_each_op_in_order() -> None:
     log: list[str] = []
-    modes = iter([Counting("outer ", log), Counting("inner ", log)])
-    compiled = torch.compile(lambda x: torch.relu(x), backend=make_eager_backend_with_torch_function_modes(modes))
-    for x in (torch.ones(2), torch.ones(2, dtype=torch.float64)):  # two graphs: an iterator would be empty by now
+    modes = [Counting("outer ", log), Counting("inner ", log)]
+    compiled = torch.compile(torch.relu, backend=backends.get("eager_with_torch_function_modes", modes=modes))
+    for x in (torch.ones(2), torch.ones(2, dtype=torch.float64)):  # two graphs
         log.clear()
         compiled(x)
         assert [entry for entry in log if entry.endswith("relu")] == ["inner relu", "outer relu"]
@@ -89,7 +84,7 @@ def test_modes_see_each_op_in_order() -> None:
 
 def test_one_mode_and_a_wrong_one() -> None:
     mode = Counting()
-    torch.compile(torch.sin, backend=make_eager_backend_with_torch_function_mode(mode))(torch.ones(2))
+    torch.compile(torch.sin, backend=backends.get("eager_with_torch_function_modes", modes=[mode]))(torch.ones(2))
     assert mode.log == ["sin"]
     with pytest.raises(Exception, match="modes takes a list") as caught:
         backends.get("eager_with_torch_function_modes", modes=iter([mode]))(None, [])
@@ -255,13 +250,11 @@ def test_boxed_call_frees_inputs_after_their_last_use() -> None:
         looked = gm.graph.call_function(look, (relu,))
     next(iter(reversed(gm.graph.nodes))).args = (looked,)
     gm.recompile()
-    before = gm.code
-    run_boxed = boxed(gm, backend="aot_eager")
+    run_boxed = boxed(gm, [torch.ones(2)])
     args = [torch.ones(2)]
     watched = weakref.ref(args[0])
     run_boxed(args)
     assert args == [] and alive == [False]
-    assert gm.code == before
 
 
 def test_debug_mode_outside_is_honoured() -> None:

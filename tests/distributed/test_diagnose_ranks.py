@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import Finished
-from graphprobe.internals.operators import collectives
+from graphprobe.internals import after_fork
 
 Run = Callable[..., Finished]
 
@@ -18,7 +18,7 @@ FORKED = """
 import os, sys, threading, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from graphprobe.internals.operators import collectives
+from graphprobe.internals import after_fork
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 model = torch.nn.Linear(3, 2)
 if sys.argv[1] == "ddp":
@@ -33,11 +33,11 @@ def answered():
     dist.all_reduce(summed[0])
     dist.all_gather([torch.zeros(2)], summed[0])
     dist.barrier()
-    print("answered", summed[0].tolist(), collectives.ranks(), flush=True)
+    print("answered", summed[0].tolist(), after_fork.ranks(), flush=True)
 name = dist.group.WORLD.group_name
 child = os.fork()
 if child == 0:
-    collectives.answer_here()
+    after_fork.answer_here()
     assert dist.group.WORLD.group_name == name != ""
     thread = threading.Thread(target=answered, daemon=True)
     thread.start()
@@ -60,8 +60,8 @@ def test_where_there_are_no_ranks_nothing_is_touched(monkeypatch: pytest.MonkeyP
     for loaded in (True, False):
         if not loaded:
             monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
-        collectives.answer_here()
-        assert collectives.ranks() == 1
+        after_fork.answer_here()
+        assert after_fork.ranks() == 1
 
 
 WORDS = ("-m", "graphprobe", "diagnose", "--out", "out", "--json", "result.json")

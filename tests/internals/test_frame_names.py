@@ -10,7 +10,7 @@ import torch
 import graphprobe
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.backends.explain import ExplainWithBackend
-from graphprobe.internals.dynamo.frame_names import compiled_now, plain_name
+from graphprobe.internals.dynamo.compile_facts import compiled_now, plain_name
 from graphprobe.store import Run
 
 

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from conftest import Finished
 from graphprobe.cli.main import main
 from graphprobe.errors import UsageError
-from graphprobe.internals.logs import log_plan as logs_registry
-from graphprobe.internals.logs.compiler_logs import LOGGERS, CompilerLogs
-from graphprobe.internals.logs.log_plan import USUAL, plan_from_text
+from graphprobe.internals import compiler_logs as logs_registry
+from graphprobe.internals.compiler_logs import LOGGERS, USUAL, CompilerLogs, plan_from_text
 
 FAMILY = "torch._dynamo"
 
@@ -356,7 +355,7 @@ def test_names_read_from_the_source_are_torchs_own() -> None:
 
 ASKED = """
 import sys
-from graphprobe.internals.logs.log_plan import plan_from_text
+from graphprobe.internals.compiler_logs import plan_from_text
 plan_from_text("debug,+guards")
 print("torch" in sys.modules)
 """

@@ -8,9 +8,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphprobe.internals.operators.operators import decomposed_while_traced
-from graphprobe.internals.tensors import plain_tensors, weak_storage
-from graphprobe.internals.tensors.plain_tensors import is_plain
-from graphprobe.internals.tensors.weak_storage import WeakMemory, WeakStorages, span_of, storage_ids, version_of
+from graphprobe.internals.tensors import plain_tensors
+from graphprobe.internals.tensors.plain_tensors import (
+    WeakMemory,
+    WeakStorages,
+    is_plain,
+    span_of,
+    storage_ids,
+    version_of,
+)
 
 COUNTS = '''
 import os, sys, threading, time
@@ -115,7 +121,9 @@ def test_storages_are_known_again_while_they_live(monkeypatch: pytest.MonkeyPatc
     weak = WeakMemory(other)
     del other
     assert weak.gone, "nothing is kept alive"
-    monkeypatch.setattr(weak_storage, "_weak", None)  # in a torch that lacks them an id could be that of something else
+    monkeypatch.setattr(
+        plain_tensors, "_weak", None
+    )  # in a torch that lacks them an id could be that of something else
     assert WeakStorages([base]).shared(storage_ids([base])) == 0
 
 

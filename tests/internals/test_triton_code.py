@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch._inductor.graph import GraphLowering
 
-from graphprobe.internals.launches.kernel_signatures import declarations, kernel_source, signatures
-from graphprobe.internals.launches.launch_io import launch_ios
+from graphprobe.internals.launches.launch_io import declarations, kernel_source, launch_ios, signatures
 from graphprobe.internals.launches.launches import LaunchTap
 
 NO_TRITON = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, debug_backend, target_name
+from graphprobe.backends.graphs import ModeInterpreter, WatchedInterpreter, debug_backend, of_torch, target_name
 from graphprobe.errors import GraphprobeError, UsageError
 from graphprobe.internals.dynamo.compile_facts import place_of
 from graphprobe.internals.operators.operators import fake_mode_of, raised_by_schema_check, schema_check_mode
@@ -31,10 +31,7 @@ class OperatorSchemaError(GraphprobeError):
     slug = "operator-schema"
 
 
-@debug_backend
-def eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-    """Dynamo's graph as it is."""
-    return gm.forward
+eager = of_torch("eager", __name__)
 
 
 @debug_backend
@@ -57,22 +54,6 @@ def eager_with_torch_function_modes(
             return gm.forward(*args)
 
     return run
-
-
-def make_eager_backend_with_torch_function_mode(mode: TorchFunctionMode) -> Compiled:
-    """`eager`, under one mode."""
-    return make_eager_backend_with_torch_function_modes([mode])
-
-
-def make_eager_backend_with_torch_function_modes(modes: Iterable[TorchFunctionMode]) -> Compiled:
-    """`eager`, under several modes, the last one innermost."""
-    entered = tuple(modes)  # an iterator would be used up by the first graph
-
-    def eager_under_modes(gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Compiled:
-        compiled: Compiled = eager_with_torch_function_modes(gm, example_inputs, **{**given, "modes": entered})
-        return compiled
-
-    return eager_under_modes
 
 
 @debug_backend

@@ -1,20 +1,306 @@
-"""What torch.compile makes of a function: graphs, ops, breaks and why, guards, times. Any backend can be inside."""
+"""Explains what torch.compile makes of a function or a program: graphs, ops, breaks and why, guards, times.
+
+Backends in here note what is compiled and why again, with any backend inside; `ProgramWatch` notes all of a program.
+Importing this does not import torch.
+"""
 
 from __future__ import annotations
 
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.fx import GraphModule
+import msgspec
 
-from graphprobe.backends.explanation import ExplainedGraph, Explanation, Heard, NotedGraphs
-from graphprobe.backends.table import resolve
-from graphprobe.internals.dynamo.compile_facts import compile_times_s, graph_breaks, guard_reader
-from graphprobe.internals.dynamo.dynamo_taps import backend_name
-from graphprobe.internals.dynamo.graph_breaks import BREAKS, listen
+from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, UncompiledFunction, judge, report_from_facts
+from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
+from graphprobe.errors import last_line
+from graphprobe.internals.dynamo.compile_facts import (
+    begins_at,
+    calls_of,
+    compile_times_s,
+    compiled_now,
+    graph_breaks,
+    guard_reader,
+)
+from graphprobe.internals.dynamo.dynamo_taps import backend_name, current_compile_id, layers_of
+from graphprobe.internals.dynamo.graph_breaks import BREAKS, listen, tap_graphs
+from graphprobe.probe.recompile_watch import Recompiles
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
+
+class Break(msgspec.Struct, frozen=True):
+    """Why a graph ended before its function did.
+
+    Attributes:
+        reason: in torch's words.
+        stack: `file:line in function` of the program, the innermost last.
+    """
+
+    reason: str
+    stack: list[str]
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """A condition under which compiled code is used again.
+
+    Attributes:
+        source: what is looked at, e.g. `L['x']`; empty for a guard on global state.
+        kind: torch's name of the check, e.g. `TENSOR_MATCH`.
+        code: the checks as Python, where torch gives them so.
+        where: `file:line` that made it necessary.
+    """
+
+    source: str
+    kind: str | None
+    code: list[str]
+    where: str | None
+
+
+class ExplainedGraph(msgspec.Struct):
+    """One graph that Dynamo handed to the backend.
+
+    Attributes:
+        compile_id: torch's id of the compile.
+        ops: what the graph calls, in order, nested graphs included.
+        where: `file:line in function` of the first op.
+        function: what was compiled; of a module its class.
+        graph_break: why it ended early; None when it ended with the function.
+        guards: those known when the backend had returned, with the code torch then made of them.
+        backend_ns: time inside the inner backend. A backward that is compiled later is not in it.
+        error: what the inner backend raised.
+    """
+
+    compile_id: str | None
+    ops: list[str]
+    where: str | None
+    graph_break: Break | None
+    function: str | None = None
+    guards: list[Guard] = []
+    backend_ns: int = 0
+    error: str | None = None
+
+
+class Explanation(msgspec.Struct):
+    """Everything that was compiled while an ExplainWithBackend was in use.
+
+    Attributes:
+        graphs: in order of compiling; a recompile is a graph of its own.
+        breaks_without_graph: reason to count, of breaks before which there was nothing to compile.
+        compile_times_s: seconds by phase of compiling, in torch's names; phases contain one another.
+        break_facts: every break, also those before which there was no graph, in order.
+        uncompiled_facts: the functions that Dynamo gave up on.
+        notes: what could not be observed.
+    """
+
+    graphs: list[ExplainedGraph]
+    breaks_without_graph: dict[str, int]
+    compile_times_s: dict[str, float]
+    break_facts: list[BreakFact] = []
+    uncompiled_facts: list[UncompiledFact] = []
+    notes: list[str] = []
+
+    @property
+    def report(self) -> BreakReport:
+        """Graphs, breaks and functions left uncompiled, judged: what `graphprobe explain` prints."""
+        seen = [
+            GraphSeen(
+                compile_id=graph.compile_id,
+                ops=len(graph.ops),
+                where=graph.where,
+                function=graph.function,
+                guards=len(graph.guards),
+                broken=graph.graph_break is not None,
+            )
+            for graph in self.graphs
+        ]
+        return report_from_facts(seen, self.break_facts, self.uncompiled_facts)
+
+    @property
+    def remedies(self) -> list[GraphBreak]:
+        """Each cause of breaks once for each line of the program, with what to write instead."""
+        return self.report.breaks
+
+    @property
+    def uncompiled(self) -> list[UncompiledFunction]:
+        """The functions that Dynamo gave up on, with the cause."""
+        return self.report.uncompiled
+
+    @property
+    def graph_count(self) -> int:
+        """How many graphs were compiled."""
+        return len(self.graphs)
+
+    @property
+    def op_count(self) -> int:
+        """How many calls all graphs have together."""
+        return sum(len(graph.ops) for graph in self.graphs)
+
+    @property
+    def breaks(self) -> list[Break]:
+        """The breaks that ended a graph."""
+        return [graph.graph_break for graph in self.graphs if graph.graph_break is not None]
+
+    @property
+    def graph_break_count(self) -> int:
+        """How many breaks there were, those without a graph included."""
+        return len(self.breaks) + sum(self.breaks_without_graph.values())
+
+    def to_json(self) -> str:
+        """The same facts as one JSON object, with the three counts, `remedies` and `uncompiled`."""
+        counts = {name: getattr(self, name) for name in ("graph_count", "graph_break_count", "op_count")}
+        report: dict[str, Any] = msgspec.to_builtins(self.report)
+        judged = {"remedies": report["breaks"], "uncompiled": report["uncompiled"]}
+        return msgspec.json.encode({**counts, **msgspec.to_builtins(self), **judged}).decode()
+
+    def _repr_html_(self) -> str:
+        from graphprobe.report.notebook import breaks_of, html_of
+
+        return html_of(breaks_of(self.report, self.notes))
+
+    def __str__(self) -> str:
+        counts = f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} ops"
+        lines = [counts, *(line for index, graph in enumerate(self.graphs) for line in _lines(index, graph))]
+        for reason, count in self.breaks_without_graph.items():
+            lines.append(f"break before any op ({count}×): {reason.strip().splitlines()[0]}")
+        for row in self.remedies:
+            lines += [f"{row.kind} ({row.count}×) at {row.where}", f"  {row.cause}", f"  instead: {row.remedy}"]
+        lines += [f"not observed: {note}" for note in self.notes]
+        if self.compile_times_s:
+            lines.append("compile times, in seconds (phases contain one another):")
+            slowest_first = sorted(self.compile_times_s.items(), key=lambda item: -item[1])
+            lines += [f"  {seconds:9.4f}  {name}" for name, seconds in slowest_first]
+        return "\n".join(lines)
+
+
+def _lines(index: int, graph: ExplainedGraph) -> list[str]:
+    at = f", from {graph.where}" if graph.where else ""
+    lines = [f"graph {index} [{graph.compile_id or '?'}]: {len(graph.ops)} ops{at}"]
+    lines += [f"  {op}" for op in graph.ops]
+    if graph.graph_break is not None:
+        lines.append("  ended by a graph break: " + "\n    ".join(graph.graph_break.reason.strip().splitlines()))
+        lines += [f"    at {frame}" for frame in graph.graph_break.stack]
+    lines.append(f"  {len(graph.guards)} guards")
+    lines += [f"    {guard.kind or 'guard'} {guard.source}".rstrip() for guard in graph.guards]
+    lines.append(f"  {graph.backend_ns / 1e9:.4f} s in the backend")
+    if graph.error is not None:
+        lines.append(f"  the backend raised {graph.error}")
+    return lines
+
+
+class Heard:
+    """What was observed of breaks; `on_break` takes each that was not there before."""
+
+    def __init__(self, on_break: Callable[[GraphBreak], None] | None = None) -> None:
+        self._on_break = on_break
+        self._known: set[tuple[str, ...]] = set()
+        self.breaks: list[BreakFact] = []
+        self.uncompiled_functions: list[UncompiledFact] = []
+        self.notes: list[str] = []
+
+    def means(self, backend: object) -> bool:
+        """Whether breaks of what is compiled with this backend count."""
+        return True
+
+    def graph_break(self, fact: BreakFact, backend: object) -> None:
+        if self.means(backend):
+            self.breaks.append(fact)
+            if self._on_break is not None:
+                row = judge(fact)
+                new = (row.where, row.kind, row.cause) not in self._known
+                self._known.add((row.where, row.kind, row.cause))
+                if new:
+                    self._on_break(row)
+
+    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
+        if self.means(backend):
+            self.uncompiled_functions.append(fact)
+
+    def failed(self, what: str, details: str) -> None:
+        note = f"{what}: {last_line(details)}"
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def explanation(
+        self, graphs: list[ExplainedGraph], without_graph: dict[str, int], times_s: dict[str, float]
+    ) -> Explanation:
+        """The breaks, with the rest of an Explanation."""
+        return Explanation(
+            graphs, without_graph, times_s, list(self.breaks), list(self.uncompiled_functions), list(self.notes)
+        )
+
+
+class NotedGraphs:
+    """Graphs in the order of compiling; their guards are read once their compiles have ended."""
+
+    def __init__(self) -> None:
+        self._graphs: list[ExplainedGraph] = []
+        self._pending: list[tuple[ExplainedGraph, Callable[[], list[dict[str, Any]]]]] = []
+
+    def add(self, gm: Any, ended_by: Any) -> ExplainedGraph:
+        """Note a graph; `ended_by` is torch's reason why it ended."""
+        from graphprobe.backends.graphs import target_name  # imports torch, which is there by now
+
+        self.settled()
+        nodes, named = list(calls_of(gm)), compiled_now()
+        ended = None
+        if getattr(ended_by, "graph_break", False):
+            stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in ended_by.user_stack]
+            ended = Break(str(ended_by.reason), stack)
+        noted = ExplainedGraph(
+            compile_id=current_compile_id(),
+            ops=[target_name(node) for node in nodes],
+            where=begins_at(nodes),
+            function=None if named is None else named.name,
+            graph_break=ended,
+        )
+        self._graphs.append(noted)
+        return noted
+
+    def guarded(self, noted: ExplainedGraph, guards: Callable[[], list[dict[str, Any]]]) -> None:
+        """What gives the guards of a graph, later."""
+        self._pending.append((noted, guards))
+
+    def settled(self) -> list[ExplainedGraph]:
+        """All of them, with the guards of compiles that have ended."""
+        while self._pending:
+            noted, read = self._pending.pop()
+            noted.guards = [msgspec.convert(guard, Guard) for guard in read()]
+        return list(self._graphs)
+
+
+class ProgramWatch(Heard):
+    """Notes every graph and every graph break of this process between `start` and `stop`."""
+
+    def __init__(self, on_break: Callable[[GraphBreak], None] | None = None) -> None:
+        super().__init__(on_break)
+        self._graphs = NotedGraphs()
+        self._ends: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Put the taps in place, now or as soon as the program imports torch."""
+        self._ends = [listen(self), tap_graphs(self)]
+
+    def stop(self) -> None:
+        """Take them out; safe to call twice."""
+        while self._ends:
+            self._ends.pop()()
+
+    def graph(self, gm: Any, output_graph: Any, guards: Callable[[], list[dict[str, Any]]]) -> None:
+        noted = self._graphs.add(gm, getattr(output_graph, "compile_subgraph_reason", None))
+        self._graphs.guarded(noted, guards)
+
+    def output(self) -> Explanation:
+        """What was seen so far; without the times, and with every break in `break_facts`."""
+        return self.explanation(self._graphs.settled(), {}, {})
+
+    def report(self) -> tuple[BreakReport, list[str]]:
+        """The same, judged, and what could not be observed."""
+        found = self.output()
+        return found.report, found.notes
 
 
 class ExplainWithBackend:
@@ -31,6 +317,8 @@ class ExplainWithBackend:
 
     def __init__(self, inner: str | Callable[..., Any] = "eager") -> None:
         """`inner` is a name of graphprobe's or torch's, or a callable; a wrapped backend stays collected."""
+        from graphprobe.backends.table import resolve
+
         self.compiler_fn = resolve(inner)
         self.__name__ = f"explain({inner if isinstance(inner, str) else backend_name(inner)})"
         self.graphs: list[GraphModule] = []
@@ -67,14 +355,8 @@ class ExplainWithBackend:
     def output(self) -> Explanation:
         """What was seen so far. Times and unattributed breaks are the process's since this object was made."""
         graphs = self._noted.settled()
-        return Explanation(
-            graphs=graphs,
-            breaks_without_graph=_breaks_without_graph(self._breaks_before, graphs),
-            compile_times_s=_difference(self._times_before, compile_times_s()),
-            break_facts=list(self._heard.breaks),
-            uncompiled_facts=list(self._heard.uncompiled_functions),
-            notes=list(self._heard.notes),
-        )
+        without_graph = _breaks_without_graph(self._breaks_before, graphs)
+        return self._heard.explanation(graphs, without_graph, _difference(self._times_before, compile_times_s()))
 
     def __repr__(self) -> str:
         return f"ExplainWithBackend({self.__name__[8:-1]})"
@@ -89,14 +371,8 @@ class OwnBreaks(Heard):
 
     def means(self, backend: object) -> bool:
         """Not so if it is another one of these. One that is hidden in a function of the program's cannot be seen."""
-        owner, others = self._owner(), False
-        inner: object | None = backend
-        for _ in range(8):
-            if inner is None or inner is owner:
-                break
-            others = others or isinstance(inner, ExplainWithBackend)
-            inner = getattr(inner, "_torchdynamo_orig_backend", None) or getattr(inner, "compiler_fn", None)
-        return inner is owner or not others
+        layers, owner = list(layers_of(backend)), self._owner()
+        return any(inner is owner for inner in layers) or not any(isinstance(i, ExplainWithBackend) for i in layers)
 
 
 def explain(
@@ -114,6 +390,8 @@ def explain(
     """
 
     def call(*args: Any, **kwargs: Any) -> Explanation:
+        import torch
+
         with ExplainWithBackend(inner) as backend:
             try:
                 torch.compile(fn, backend=backend, **settings)(*args, **kwargs)
@@ -139,3 +417,60 @@ def _breaks_without_graph(before: dict[str, int], graphs: list[ExplainedGraph]) 
         if match is not None:
             left[match] -= 1
     return {reason: count for reason, count in left.items() if count > 0}
+
+
+class CompileProfiler(Recompiles):
+    """Counts the recompilations of the functions that it compiles, and of no others.
+
+        with graphprobe.CompileProfiler() as prof:
+            compiled = torch.compile(fn, backend=prof)
+            ...
+            print(prof.report())
+
+    Outside of a `with` block it begins with the first graph that it compiles, and ends with `close()`.
+
+    Attributes:
+        compiler_fn: the inner backend, which does the compiling.
+        compiles: how many graphs it has compiled.
+    """
+
+    def __init__(self, inner: str | Callable[..., Any] = "eager", *, allowed: int = 0) -> None:
+        """`inner` is a name of graphprobe's or torch's, or a callable; `allowed` as in `recompiles`.
+
+        Raises:
+            UsageError: there is no such backend, or `allowed` is no number from 0 on.
+        """
+        from graphprobe.backends.table import resolve
+
+        super().__init__(allowed=allowed, wants=self._is_own)
+        self.compiler_fn = resolve(inner)
+        self.__name__ = f"recompiles({inner if isinstance(inner, str) else backend_name(inner)})"
+        self.compiles = 0
+        self._begun = False
+
+    def open(self) -> None:
+        """Begin to note; also what comes before the first graph, which is nothing."""
+        self._begun = True
+        super().open()
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Any:
+        if not self._begun:
+            self.open()
+        self.compiles += 1
+        return self.compiler_fn(gm, example_inputs, **given)
+
+    def report(self) -> str:
+        """As `Recompiles.report`; says so when the backend was never used."""
+        text = super().report()
+        return text if self.compiles else f"{text}: nothing was compiled with this backend"
+
+    def __enter__(self) -> CompileProfiler:
+        self.open()
+        return self
+
+    def __repr__(self) -> str:
+        return f"CompileProfiler({self.__name__[11:-1]})"
+
+    def _is_own(self, backend: object) -> bool:
+        """Whether a backend as Dynamo holds it is this object, or has it inside."""
+        return any(inner is self for inner in layers_of(backend))

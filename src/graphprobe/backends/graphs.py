@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.errors import GraphprobeWarning, UsageError
-from graphprobe.internals.aot.backends import is_higher_order
+from graphprobe.internals.aot.backends import is_higher_order, lookup
 from graphprobe.internals.operators.operators import operator_of
 
 BackendFunction = Callable[..., Any]
@@ -57,6 +57,17 @@ def debug_backend(function: BackendFunction) -> BackendFunction:
         return function(gm, example_inputs, **{option: given[option] for option in accepted if option in given})
 
     return backend
+
+
+def of_torch(name: str, module: str) -> BackendFunction:
+    """The backend that torch has under this name, for `module`; options that it is given are named in a warning."""
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return lookup(name)(gm, example_inputs)
+
+    backend.__name__ = backend.__qualname__ = name
+    backend.__module__ = module
+    return debug_backend(backend)
 
 
 def copy_graph_module(gm: GraphModule) -> GraphModule:

@@ -15,12 +15,7 @@ import torch
 
 from graphprobe.backends.graphs import BackendFunction
 from graphprobe.errors import UsageError
-from graphprobe.internals.dynamo.torch_backends import lookup
-
-_EAGER = "graphprobe.backends.eager"
-_AOT = "graphprobe.backends.aot"
-_SCRIPT = "graphprobe.backends.torchscript"
-_SOURCE_FAULTS = "graphprobe.backends.faulty"
+from graphprobe.internals.aot.backends import lookup
 
 _FAULTY_OPTIONS = {
     "op": "the call to hit: relu, torch.relu, aten.mm, aten.add.Tensor, or a pattern such as aten.*",
@@ -75,88 +70,68 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def _row(file: str, name: str, proves: str, /, **options: str) -> Backend:
+    """A backend whose function has its name, in a file of this package."""
+    return Backend(name, proves, f"{__package__}.{file}:{name}", options)
+
+
 _ALL = (
-    Backend("eager", "Dynamo's capture is right.", f"{_EAGER}:eager"),
-    Backend(
+    _row("eager", "eager", "Dynamo's capture is right."),
+    _row(
+        "eager",
         "eager_with_torch_function_modes",
         "The modes have, or have not, the effect in question on Dynamo's graph.",
-        f"{_EAGER}:eager_with_torch_function_modes",
-        {"modes": "TorchFunctionModes that each call runs under, the last one innermost"},
+        modes="TorchFunctionModes that each call runs under, the last one innermost",
     ),
-    Backend("eager_noexcept", "No captured graph raises by itself.", f"{_EAGER}:eager_noexcept"),
-    Backend(
-        "eager_debug",
-        "Every operator that ran keeps to its schema: it mutates and aliases what it declares.",
-        f"{_EAGER}:eager_debug",
+    _row("eager", "eager_noexcept", "No captured graph raises by itself."),
+    _row(
+        "eager", "eager_debug", "Every operator that ran keeps to its schema: it mutates and aliases what it declares."
     ),
-    Backend(
+    _row(
+        "eager",
         "pre_dispatch_eager",
         "The graph can be traced before dispatch, and computes the same when it is.",
-        f"{_EAGER}:pre_dispatch_eager",
-        {"show": "gets the text of the traced graph; standard output when not given"},
+        show="gets the text of the traced graph; standard output when not given",
     ),
-    Backend("ts", "TorchScript can compile the graph, or AOTAutograd's form of it, and is right.", f"{_SCRIPT}:ts"),
-    Backend("aot_ts", "TorchScript can compile AOTAutograd's graphs, and is right.", f"{_SCRIPT}:aot_ts"),
-    Backend(
-        "invoke_subgraph",
-        "Forward and backward can be nested whole in an outer trace.",
-        "graphprobe.backends.aot:invoke_subgraph",
-    ),
-    Backend("aot_eager", "Functionalisation, joint graph and min-cut partitioner are right.", f"{_AOT}:aot_eager"),
-    Backend(
-        "aot_eager_default_partitioner",
+    _row("torchscript", "ts", "TorchScript can compile the graph, or AOTAutograd's form of it, and is right."),
+    _row("torchscript", "aot_ts", "TorchScript can compile AOTAutograd's graphs, and is right."),
+    _row("aot", "invoke_subgraph", "Forward and backward can be nested whole in an outer trace."),
+    _row("aot", "aot_eager", "Functionalisation, joint graph and min-cut partitioner are right."),
+    _row(
+        "aot",
+        _SIDE,
         "Functionalisation and joint graph are right; with aot_eager wrong, the min-cut partitioner is at fault.",
-        f"{_AOT}:aot_eager_default_partitioner",
     ),
-    Backend(
-        "aot_eager_decomp_partition",
-        "Inductor's decompositions are right.",
-        f"{_AOT}:aot_eager_decomp_partition",
-    ),
-    Backend(
+    _row("aot", "aot_eager_decomp_partition", "Inductor's decompositions are right."),
+    _row(
+        "aot",
         "aot_eager_decomp_partition_with_mode",
         "What the mode checks holds for every op of the decomposed forward and backward.",
-        f"{_AOT}:aot_eager_decomp_partition_with_mode",
-        {"mode": "a TorchDispatchMode, or another context manager that can be entered again"},
+        mode="a TorchDispatchMode, or another context manager that can be entered again",
     ),
-    Backend(
+    _row(
+        "aot",
         "aot_eager_decomp_partition_crossref",
         "The fake kernels say what the real ones do: shapes, strides, dtypes, aliasing.",
-        f"{_AOT}:aot_eager_decomp_partition_crossref",
-        {"check": "custom_ops, or all for torch's own operators too"},
+        check="custom_ops, or all for torch's own operators too",
     ),
-    Backend(
+    _row(
+        "aot",
         "inductor",
         "The program is right as compiled.",
-        f"{_AOT}:inductor",
-        {"mode": "as in torch.compile, e.g. max-autotune", "options": "Inductor's settings, as in torch.compile"},
+        mode="as in torch.compile, e.g. max-autotune",
+        options="Inductor's settings, as in torch.compile",
     ),
-    Backend(
-        "relu_compile_error_TESTING_ONLY",
-        "Nothing: it raises while compiling a graph that calls relu.",
-        f"{_SOURCE_FAULTS}:relu_compile_error_TESTING_ONLY",
-    ),
-    Backend(
-        "relu_runtime_error_TESTING_ONLY",
-        "Nothing: it raises where relu runs.",
-        f"{_SOURCE_FAULTS}:relu_runtime_error_TESTING_ONLY",
-    ),
-    Backend(
-        "relu_accuracy_error_TESTING_ONLY",
-        "Nothing: it adds one to each relu.",
-        f"{_SOURCE_FAULTS}:relu_accuracy_error_TESTING_ONLY",
-    ),
-    Backend(
-        "non_leaf_compile_error_TESTING_ONLY",
-        "Nothing: it raises where an input is no leaf of autograd.",
-        f"{_SOURCE_FAULTS}:non_leaf_compile_error_TESTING_ONLY",
-    ),
+    _row("faulty", "relu_compile_error_TESTING_ONLY", "Nothing: it raises while compiling a graph that calls relu."),
+    _row("faulty", "relu_runtime_error_TESTING_ONLY", "Nothing: it raises where relu runs."),
+    _row("faulty", "relu_accuracy_error_TESTING_ONLY", "Nothing: it adds one to each relu."),
+    _row("faulty", "non_leaf_compile_error_TESTING_ONLY", "Nothing: it raises where an input is no leaf of autograd."),
     Backend(
         "faulty",
         "Nothing: it plants one fault, so that a tool can be tried on it.",
-        "graphprobe.backends.faulty:faulty_backend",
+        f"{__package__}.faulty:faulty_backend",
         _FAULTY_OPTIONS,
-        factory="graphprobe.backends.faulty:faulty",
+        factory=f"{__package__}.faulty:faulty",
     ),
 )
 
@@ -281,13 +256,12 @@ def describe(name: str) -> Backend:
     Raises:
         UsageError: there is no backend of that name; the nearest names are in the hint.
     """
-    known = BACKENDS
     bare = str(name).removeprefix(PREFIX)
-    if bare not in known:
-        near = difflib.get_close_matches(bare, known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    if bare not in BACKENDS:
+        near = difflib.get_close_matches(bare, BACKENDS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(BACKENDS)}"
         raise UsageError(f"graphprobe has no backend named {name!r}", hint=hint)
-    return known[bare]
+    return BACKENDS[bare]
 
 
 def get(name: str, **options: Any) -> Callable[..., Any]:

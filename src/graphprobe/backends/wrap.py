@@ -1,10 +1,13 @@
-"""`graphprobe.wrap` collects what a backend does; `get_backend` makes the one that a `CompilerConfig` describes."""
+"""Backends around others: collected by `graphprobe.wrap`, made from a `CompilerConfig`, or dumped as a program runs."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import torch
@@ -12,9 +15,13 @@ import torch
 from graphprobe.compiler_config import CompilerConfig
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError, UsageError
-from graphprobe.internals.dynamo.torch_backends import inductor_with_mode
+from graphprobe.internals.aot.backends import inductor_with_mode, lookup
+from graphprobe.internals.dynamo.compile_calls import CompileSettings, default_backend
 from graphprobe.probe import active
 from graphprobe.settings import BackendSettings, Settings, resolve
+
+if TYPE_CHECKING:
+    from graphprobe.probe.dump.running import DumpSession
 
 Backend = Callable[..., Any]
 
@@ -86,22 +93,15 @@ def _lookup(backend: str | Backend) -> tuple[Backend, str]:
                 f"torch has no backend named {backend!r}",
                 hint=f"it has {', '.join(sorted(known))}; or pass the backend function itself",
             )
-        return _NamedBackend(backend), backend
+        return functools.partial(_by_name, backend), backend
     if not callable(backend):
         raise UsageError(f"wrap() takes a backend's name or a callable, not {type(backend).__name__}: {backend!r}")
     return backend, getattr(backend, "__name__", type(backend).__name__)
 
 
-class _NamedBackend:
-    """A backend of torch's by name, looked up when it is first called."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        from graphprobe.internals.dynamo.torch_backends import lookup
-
-        return lookup(self._name)(gm, example_inputs, **kwargs)
+def _by_name(name: str, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **given: Any) -> Any:
+    """A backend of torch's, looked up when it is first called: that imports Dynamo."""
+    return lookup(name)(gm, example_inputs, **given)
 
 
 def get_backend(*, compiler_config: CompilerConfig | None = None, backend: str = "inductor") -> Wrapped:
@@ -150,3 +150,79 @@ def dumping_backend(plan: DumpPlan, *, backend: str = "inductor", mode: str | No
 
     dumped = DumpBackend(plan, name=backend, mode=mode)
     return wrap(dumped, **settings) if settings else Wrapped(dumped, dumped.__name__, {})
+
+
+class DumpedProgram:
+    """The dump of one program, from `install` on.
+
+    A backend that the program names is replaced by one that compiles as it does, and dumps. A backend that is a
+    function stays as it is, and so does one of graphprobe's own; the dump's notes say so.
+
+    Args:
+        plan: enabled.
+    """
+
+    def __init__(self, plan: DumpPlan) -> None:
+        self._plan = plan
+        self._backends: dict[str, Wrapped] = {}
+        self._sessions: list[DumpSession] = []
+        self._settings = CompileSettings(self._changed, imported=self._begin if plan.single_ops else None)
+
+    def install(self) -> None:
+        """Begin, now or as soon as the program imports torch."""
+        self._settings.install()
+
+    def remove(self) -> None:
+        """Give torch its function back. The dump ends with the process, or with `graphprobe`'s own `close_all`."""
+        self._settings.remove()
+
+    @property
+    def folders(self) -> list[Path]:
+        """The time folders that were made in this process."""
+        return [session.time_dir for session in self._sessions if session.time_dir is not None]
+
+    @property
+    def lost(self) -> list[str]:
+        """Why there is nothing, of dumps that have no folder."""
+        return [text for session in self._sessions for text in session.lost]
+
+    @property
+    def overflow(self) -> list[str]:
+        """Which op made the first infinity or NaN, and whether the uncompiled program does; nothing without one."""
+        from graphprobe.probe.dump.overflow import OverflowObserver
+
+        observers = [observer for session in self._sessions for observer in session.observers]
+        return [text for one in observers if isinstance(one, OverflowObserver) for text in one.first()]
+
+    def _begin(self) -> None:
+        from graphprobe.probe.dump.sessions import begin_single_ops
+
+        begin_single_ops(self._session())
+
+    def _session(self) -> DumpSession:
+        from graphprobe.probe.dump.sessions import session_for
+
+        with suppress(OSError):  # the session says it
+            Path(self._plan.path).mkdir(exist_ok=True)  # where it lies in a run: made for what is compiled
+        session = session_for(self._plan)
+        if session not in self._sessions:
+            self._sessions.append(session)
+        return session
+
+    def _changed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {**settings, "backend": self._chosen(settings.get("backend") or default_backend())}
+
+    def _chosen(self, backend: str | Backend) -> str | Backend:
+        from graphprobe.probe.dump.backend import DumpBackend
+
+        session = self._session()
+        if isinstance(backend, str) and not backend.startswith("graphprobe:"):
+            if backend not in self._backends:
+                self._backends[backend] = dumping_backend(self._plan, backend=backend)
+            return self._backends[backend]
+        if not isinstance(backend._inner if isinstance(backend, Wrapped) else backend, DumpBackend):
+            name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+            session.note(
+                f"not dumped: what the program compiles with {name!r}, which is no backend that torch has a name for"
+            )
+        return backend

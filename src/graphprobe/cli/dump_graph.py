@@ -17,7 +17,7 @@ from graphprobe.report.visible import echo
 from graphprobe.store.layout import GRAPHS
 
 if TYPE_CHECKING:
-    from graphprobe.backends.dumped_program import DumpedProgram
+    from graphprobe.backends.wrap import DumpedProgram
 
 ROWS = sorted(OPTIONS, key=lambda row: row.name != "dump_data")
 """As the help has them: first `--dump-graph`, which makes the others count."""
@@ -107,7 +107,7 @@ def begin(plan: DumpPlan, run: Path | None) -> DumpedProgram | None:
     Args:
         run: the folder of the run, in which the dump lies if nobody says where to; without one, no such dump begins.
     """
-    from graphprobe.backends.dumped_program import DumpedProgram
+    from graphprobe.backends.wrap import DumpedProgram
 
     if not plan.path:
         if run is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from graphprobe.internals.inductor.relu_fault import plant_relu_fault
+from graphprobe.internals.compiler_settings import plant_relu_fault
 
 WIDTH, HEADS, LAYERS = 16, 2, 2
 BATCH, SEQUENCE = 2, 8

@@ -30,7 +30,6 @@ from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import COMPILING, Raised
 from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
-from graphprobe.internals.operators import collectives
 from graphprobe.judge.judging import Difference, Judged, far_off, identical, judged, worst_of
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
@@ -112,7 +111,7 @@ class Ladder:
         `look_at_bits` is called once a program has been found right.
         """
         self._explain, self._look_at_bits = explain, look_at_bits
-        ranks, forks = collectives.ranks(), after_fork.can_fork()
+        ranks, forks = after_fork.ranks(), after_fork.can_fork()
         if ranks > 1 and not forks:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
             return self.result

@@ -51,9 +51,9 @@ from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
 from graphprobe.findings import Finding, LargestZ, Latent
+from graphprobe.internals.aot.backends import lookup
 from graphprobe.internals.caches import bypassed, caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
-from graphprobe.internals.dynamo.torch_backends import lookup
 from graphprobe.internals.inductor.executable_snapshots import OwnPasses
 from graphprobe.internals.operators.operators import OpMode, Overload, value_of
 from graphprobe.judge.judging import Difference

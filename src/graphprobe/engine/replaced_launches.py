@@ -25,7 +25,7 @@ from graphprobe.internals.ir.index import NotEvaluated, evaluate
 from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
 from graphprobe.internals.launches.launches import Launching, LaunchTap
 from graphprobe.internals.operators.operators import value_of, writes_to
-from graphprobe.internals.tensors.weak_storage import storage_ids
+from graphprobe.internals.tensors.plain_tensors import storage_ids
 
 DRAWS = torch.Tag.nondeterministic_seeded
 COPY = "aten.copy_.default"

@@ -1,4 +1,4 @@
-"""Forks, and what the child must settle before it compiles: other threads and compile workers are not in there."""
+"""Forks, and settles what the child lacks: other threads, compile workers, and the answers of other ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ import torch
 
 from graphprobe.errors import SettingError
 from graphprobe.internals.names import require
-from graphprobe.internals.operators import collectives
+
+C10D = "torch._C._distributed_c10d"
+RANKS = "diagnosing a program of several ranks"
 
 ISOLATION = "GRAPHPROBE_ISOLATION"
 """The environment variable that says what kind of child process runs a step: `fork` where that is possible, the
@@ -144,7 +146,7 @@ def prepare() -> None:
         clear = getattr(getattr(asynchronous, name, None), "cache_clear", None)
         if clear is not None:
             clear()
-    collectives.answer_here()
+    answer_here()
     gc.freeze()  # after what looks through all objects; no collection copies the memory of the parent any more
 
 
@@ -190,3 +192,45 @@ def instructions_known() -> dict[str, str]:
             expected = [one for one in map(str, tried.supported_vec_isa_list) if here.issuperset(one.split())]
             return {INSTRUCTIONS_OK: "1"} if expected == [*map(str, tried.valid_vec_isa_list())] else {}
     return {}
+
+
+def ranks() -> int:
+    """How many ranks this program has; 1 where it has not joined any."""
+    distributed = sys.modules.get("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_world_size()) if ready and distributed is not None else 1
+
+
+def answer_here() -> None:
+    """Make every collective of this process give back what this rank has put in, at once. Not to be undone.
+
+    Raises:
+        UnsupportedTorchError: this torch has no such process group.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    make = require(C10D, "FakeProcessGroup._create_internal", purpose=RANKS)
+    kind = require(C10D, "ProcessGroup.BackendType.CUSTOM", purpose=RANKS)
+    world = require("torch.distributed.distributed_c10d", "_world", purpose=RANKS)
+    for group in list(world.pg_map):
+        if not hasattr(group, "_register_backend"):  # of a group that this rank is not in
+            continue
+        made, name, words = make(group.rank(), group.size()), group.group_name, group.group_desc
+        for device in group._device_types:
+            group._register_backend(device, kind, made)
+        group._set_group_name(name)  # compiled code finds a group by the name that its backend has
+        group._set_group_desc(words)
+    _reduce_here()
+
+
+def _reduce_here() -> None:
+    """The same for what `DistributedDataParallel` makes of gradients, which takes no answer that has no values."""
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    kind: Any = getattr(parallel, "DistributedDataParallel", None)
+    if kind is None:
+        return
+    hook = require("torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks", "noop_hook", purpose=RANKS)
+    for found in gc.get_objects():
+        if issubclass(type(found), kind) and not found._comm_hooks:
+            found.register_comm_hook(None, hook)

@@ -1,4 +1,4 @@
-"""The settings of torch's compilers by name: those with another value than their default, or all of them as text."""
+"""Reads the settings of torch's compilers by name, all or those that were changed; plants the fault that torch has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from graphprobe.internals.names import require
+
 MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+
+RELU_FAULT = "inject_relu_bug_TESTING_ONLY"
+"""A known fault of Inductor, made by torch for its own tests: something to find."""
 
 
 def compiler_settings(*, changed_only: bool = False) -> dict[str, str]:
@@ -61,6 +66,16 @@ def own_passes() -> dict[str, str]:
             at = "" if code is None else f", {code.co_filename}:{code.co_firstlineno}"
             found[name] = f"{named.__qualname__}{at}"
     return found
+
+
+def plant_relu_fault() -> None:
+    """From here on the C++ that Inductor generates for ReLU adds 1 to what it should compute, in this whole process.
+
+    Raises:
+        UnsupportedTorchError: this torch has no such fault.
+    """
+    require("torch._inductor.config", f"cpp.{RELU_FAULT}", purpose="the planted fault")
+    setattr(require("torch._inductor.config", "cpp", purpose="the planted fault"), RELU_FAULT, "accuracy")
 
 
 def _text(value: Any) -> str:

@@ -44,7 +44,6 @@ class _Saved:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.pid = os.getpid()
         self.folder: Path | None = None
         self.writer: DumpWriter | None = None
         self.last: DumpWriter | None = None
@@ -54,12 +53,12 @@ class _Saved:
 
     def begin_in_child(self) -> None:
         """After a fork: another thread of the parent may hold the lock for ever, and the writer is the parent's."""
-        if self.pid != os.getpid():
-            self.pid, self.lock = os.getpid(), threading.RLock()
-            self.writer, self.last = None, None
+        self.lock = threading.RLock()
+        self.writer, self.last = None, None
 
 
 _saved = _Saved()
+os.register_at_fork(after_in_child=lambda: _saved.begin_in_child())
 
 
 def save_to(folder: str | os.PathLike[str] | None) -> None:
@@ -74,7 +73,6 @@ def save_to(folder: str | os.PathLike[str] | None) -> None:
     Raises:
         UsageError: no folder can be made there.
     """
-    _saved.begin_in_child()
     with _saved.lock:
         if folder is not None:
             path = Path(folder).absolute()
@@ -88,7 +86,6 @@ def save_to(folder: str | os.PathLike[str] | None) -> None:
 
 def flush() -> Path | None:
     """Wait until everything saved so far is on disk; the folder it is in, None when nothing was saved."""
-    _saved.begin_in_child()
     writer = _saved.last
     if writer is None:
         return None
@@ -98,7 +95,6 @@ def flush() -> Path | None:
 
 def keep(t: torch.Tensor, name: str, *, compiled: bool, gradient: bool, source: str) -> None:
     """Hand a value to the writer; a copy is taken before this returns."""
-    _saved.begin_in_child()
     if switch.off:
         return
     found = _writer()
@@ -130,7 +126,6 @@ def keep(t: torch.Tensor, name: str, *, compiled: bool, gradient: bool, source: 
 
 def failed(what: str, error: BaseException) -> None:
     """The program goes on without it; said once for each cause."""
-    _saved.begin_in_child()
     text = f"{type(error).__name__}: {error}"
     with _saved.lock:
         new = text not in _saved.said
@@ -169,7 +164,7 @@ def _writer() -> tuple[DumpWriter, bool] | None:
 
 
 def _close() -> None:
-    if _saved.pid == os.getpid() and _saved.writer is not None:
+    if _saved.writer is not None:
         _saved.writer.close()
 
 

@@ -17,12 +17,12 @@ import msgspec
 from graphprobe.analysis.breaks_facts import Fact, line_from_fact
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.errors import GraphprobeWarning, last_line
+from graphprobe.internals.compiler_logs import CompilerLogs, plan_from_text
 from graphprobe.internals.compiler_settings import compiler_settings
 from graphprobe.internals.context import Frame
+from graphprobe.internals.dynamo.dynamo_taps import layers_of
 from graphprobe.internals.dynamo.only_function import OnlyFunction
 from graphprobe.internals.importhook import ImportHook
-from graphprobe.internals.logs.compiler_logs import CompilerLogs
-from graphprobe.internals.logs.log_plan import plan_from_text
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
@@ -358,12 +358,7 @@ def _direction(frame: Frame) -> Any:
 
 def wrapper_of(backend: object) -> Any:
     """The `graphprobe.wrap` object inside a backend as Dynamo holds it, or None."""
-    inner: object | None = backend
-    for _ in range(8):
-        if inner is None or getattr(inner, "_graphprobe_wrapped", False):
-            return inner
-        inner = getattr(inner, "_torchdynamo_orig_backend", None) or getattr(inner, "compiler_fn", None)
-    return None
+    return next((inner for inner in layers_of(backend) if getattr(inner, "_graphprobe_wrapped", False)), None)
 
 
 def check_watching(settings: Settings) -> None:

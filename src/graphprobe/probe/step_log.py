@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from graphprobe.internals.compiler_logs import LogsPlan
 from graphprobe.internals.context import Frame
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
-from graphprobe.internals.logs.log_plan import LogsPlan
 from graphprobe.store import layout
 from graphprobe.store.step_file import StepLine, encode_step
 from graphprobe.store.writer import RunWriter

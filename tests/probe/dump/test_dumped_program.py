@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import graphprobe
-from graphprobe.backends.dumped_program import DumpedProgram
+from graphprobe.backends.wrap import DumpedProgram
 from graphprobe.dump_plan import plan_from
 from graphprobe.probe.dump.backend import DumpBackend
 from graphprobe.store import Run, layout

@@ -18,7 +18,7 @@ import graphprobe.probe.dump.kernel as engine
 import models
 from graphprobe.engine.subgraph import showable
 from graphprobe.internals.caches import bypassed
-from graphprobe.internals.inductor.dump_taps import Lowered, lower
+from graphprobe.internals.inductor.lowered_graph import Lowered, lower
 from graphprobe.probe.dump.backend import DumpBackend
 from graphprobe.store import DumpedOp, Run
 from probe.dump.conftest import Dumped

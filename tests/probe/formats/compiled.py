@@ -12,6 +12,7 @@ from functorch.compile import make_boxed_func
 from google.protobuf import text_format
 from torch import fx
 from torch._inductor import compile_fx, debug
+from torch._inductor.virtualized import V
 
 from graphprobe.engine.values import capture, capture_after, to_bytes
 from graphprobe.internals.ir import scheduler_nodes as inductor_ir
@@ -170,7 +171,7 @@ class Stages:
                     kwargs = self._now["kwargs"]
                     self._now["donated"] = inductor_ir.donated_inputs()
                     self._now[stage] = ir_py_source(
-                        inductor_ir.lowered_graph(),
+                        V.graph.orig_gm,
                         ir,
                         title="lowered",
                         stage=stage,

@@ -133,7 +133,7 @@ def _function(target: str, name: str, backend: str | None, dynamic: bool | None,
 def _program(
     program: ScriptTarget, typed: list[str], backend: str | None, dynamic: bool | None, json_to: JsonTo
 ) -> int:
-    from graphprobe.backends.explanation import ProgramWatch
+    from graphprobe.backends.explain import ProgramWatch
     from graphprobe.probe import script
     from graphprobe.report.explanation import print_found
 

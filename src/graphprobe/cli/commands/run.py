@@ -23,7 +23,7 @@ from graphprobe.report.visible import echo
 from graphprobe.settings import TABLE
 
 if TYPE_CHECKING:
-    from graphprobe.backends.dumped_program import DumpedProgram
+    from graphprobe.backends.wrap import DumpedProgram
     from graphprobe.probe.api.dump import ApiDumper
     from graphprobe.probe.script import Ended
     from graphprobe.records import Manifest

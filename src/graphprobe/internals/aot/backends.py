@@ -1,31 +1,114 @@
-"""AOTAutograd and Inductor as building blocks: partitioners, decompositions, boxed calls, an editing hook."""
+"""Finds torch's and a program's backends, and has AOTAutograd and Inductor as their building blocks."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from importlib.metadata import entry_points
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from graphprobe.errors import UnsupportedTorchError
-from graphprobe.internals.caches import bypassed
 from graphprobe.internals.names import require
+
+REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
+WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
+"""Attributes under which torch, and `graphprobe.wrap`, keep a function that they wrap."""
 
 Compiler = Callable[[GraphModule, Any], Callable[..., Any]]
 Edit = Callable[[GraphModule, str], GraphModule]
 """Takes a graph and its direction, `forward` or `backward`; returns the graph to compile instead."""
 
-COMMON = "torch._dynamo.backends.common"
 PARTITIONERS = "torch._functorch.partitioners"
+
+
+def lookup(name: str) -> Callable[..., Any]:
+    """The backend function that torch has registered under `name`."""
+    if name == "inductor":
+        return inductor_with_mode(None)
+    from torch._dynamo.backends.registry import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend(name)
+    return found
+
+
+def inductor_with_mode(mode: str | None) -> Callable[..., Any]:
+    """Inductor as `torch.compile(mode=…)` would have it; `mode` and `options` given to torch.compile come before."""
+    configured = mode
+
+    def inductor(gm: Any, example_inputs: Any, *, mode: str | None = None, options: Any = None) -> Any:
+        # torch.compile hands mode and options to function backends as they are; by name, it makes this of them.
+        return torch._TorchCompileInductorWrapper(mode or configured, options, None)(gm, example_inputs)
+
+    return inductor
+
+
+def unwrapped(backend: Any) -> tuple[Any, dict[str, Any]]:
+    """What is inside of the wrappers of torch and graphprobe, and the arguments that they pass besides the graph."""
+    given: dict[str, Any] = {}
+    while not isinstance(backend, FunctionType) and _is_stock(type(backend)):
+        inner = next((vars(backend)[name] for name in WRAPPERS if name in getattr(backend, "__dict__", {})), None)
+        if inner is None or inner is backend:
+            break
+        given = {**vars(backend).get("kwargs", {}), **given}
+        backend = inner
+    return backend, given
+
+
+def _is_stock(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "types", "graphprobe")
+
+
+def aot_arguments(backend: Any) -> dict[str, Any] | None:
+    """What `aot_autograd` was given for this backend; None for any other object.
+
+    Once called, it keeps more than that, and its compiler for the backward in a wrapper.
+    """
+    if not isinstance(backend, require(COMMON, "AotAutograd", purpose="a backend that aot_autograd made")):
+        return None
+    given = dict(backend.kwargs)
+    backward: Any = given.get("bw_compiler")
+    if getattr(backward, "_is_wrapped_bw_compiler", False):
+        given["bw_compiler"] = inspect.getclosurevars(backward).nonlocals["bw_compiler_fn"]
+    for name in ("bw_compiler", "inference_compiler"):
+        if name in given and given[name] is given["fw_compiler"]:
+            del given[name]
+    return given
+
+
+def aot_autograd() -> Callable[..., Any]:
+    """torch's function that makes a backend of AOTAutograd."""
+    made: Callable[..., Any] = require(COMMON, "aot_autograd", purpose="a backend that aot_autograd made")
+    return made
+
+
+def registered(name: str) -> Callable[..., Any] | None:
+    """What this program has registered as a backend under `name`; None where other programs know the name too."""
+    if name in entry_points(group="torch_dynamo_backends").names:
+        return None
+    found = require(REGISTRY, "_COMPILER_FNS", purpose="backends that a program registers").get(name)
+    return None if found is None or _is_torchs(found) else found
+
+
+def _is_torchs(backend: Any) -> bool:
+    """Whether torch defines it, with everything in it."""
+    arguments = aot_arguments(backend)
+    if arguments is not None:
+        return all(_is_torchs(value) for value in arguments.values() if callable(value))
+    if isinstance(backend, functools.partial):
+        return _is_torchs(backend.func)
+    module = getattr(backend, "__module__", None) or type(backend).__module__
+    return str(module).partition(".")[0] == "torch"
 
 
 def min_cut_partitioner() -> Callable[..., Any]:
     """The partitioner that recomputes what is cheap, as Inductor uses it."""
     found = require(PARTITIONERS, "min_cut_rematerialization_partition", purpose="the min-cut partitioner")
-    return partial(found, compiler="inductor")
+    return functools.partial(found, compiler="inductor")
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -101,48 +184,11 @@ def boxed_call(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     return run
 
 
-def take_boxed(gm: GraphModule) -> None:
-    """Change `gm` to take one list of inputs, which it empties, so that each is freed after its last use."""
-    codegen = require("torch.fx.graph", "_BoxedCodeGen", purpose="boxed calls")
-    gm.graph.set_codegen(codegen())
-    gm.recompile()
-
-
-def debug_interpreter(gm: GraphModule, backend: str) -> Any | None:
-    """torch's interpreter for `gm`, when a DebugMode is active that asks for compiled code to be interpreted."""
-    try:
-        active = require("torch.utils._debug_mode", "get_active_debug_mode", purpose="DebugMode")()
-    except UnsupportedTorchError:  # no such mode in this torch, hence none active
-        return None
-    if active is None or not getattr(active, "run_compile_with_interpreter", False):
-        return None
-    return require("torch.utils._debug_mode", "DebugInterpreter", purpose="DebugMode")(gm, backend=backend)
-
-
-def inductor_compile(gm: GraphModule, example_inputs: Any, *, edit: Edit) -> Callable[..., Any]:
-    """Inductor, with `edit` applied to each graph that AOTAutograd hands it.
-
-    torch's caches know nothing of the edit: they are off, so that no edited code is kept, and none from before taken.
-    """
-    compile_fx = require("torch._inductor.compile_fx", "compile_fx", purpose="an edited Inductor")
-    compile_fx_inner = require("torch._inductor.compile_fx", "compile_fx_inner", purpose="an edited Inductor")
-
-    def inner(graph: GraphModule, inputs: Any, **settings: Any) -> Any:
-        with bypassed():
-            direction = "backward" if settings.get("is_backward") else "forward"
-            return compile_fx_inner(edit(graph, direction), inputs, **settings)
-
-    with bypassed():
-        compiled: Callable[..., Any] = compile_fx(gm, example_inputs, inner_compile=inner)
-        return compiled
-
-
-def invoke_subgraph_infer() -> Callable[..., Any]:
-    """The entry that emits an `invoke_subgraph` call under `make_fx`, and just calls the graph otherwise."""
-    found: Callable[..., Any] = require(
-        "torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_infer", purpose="the backend 'invoke_subgraph'"
-    )
-    return found
+def boxed_nop(gm: GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+    """`gm`, which is changed, as a boxed function; an active DebugMode that asks for it has the graph interpreted."""
+    make = require("torch._dynamo.backends.debugging", "boxed_nop", purpose="boxed calls")
+    made: Callable[[list[Any]], Any] = make(gm, example_inputs)
+    return made
 
 
 def is_higher_order(target: object) -> bool:

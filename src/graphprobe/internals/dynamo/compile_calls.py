@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphprobe.internals.bus import Patch, Subscription
-from graphprobe.internals.dynamo.frame_names import frame_name
+from graphprobe.internals.dynamo.compile_facts import frame_name
 from graphprobe.internals.unseen import unseen
 
 NO_SETTINGS = frozenset({"guard_filter_fn", "use_aoti"})

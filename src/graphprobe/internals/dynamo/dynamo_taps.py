@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, entered
-from graphprobe.internals.dynamo.frame_names import frame_name
+from graphprobe.internals.dynamo.compile_facts import frame_name
 from graphprobe.internals.observer import CompileObserver, FrameFacts
 from graphprobe.internals.unseen import unseen
 
@@ -68,6 +68,15 @@ def backend_name(backend: object) -> str:
         if isinstance(name, str):
             return name
     return type(inner).__name__
+
+
+def layers_of(backend: object) -> Iterator[object]:
+    """A backend as Dynamo holds it, and what is inside of it, from the outside in."""
+    for _ in range(8):
+        if backend is None:
+            return
+        yield backend
+        backend = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "compiler_fn", None)
 
 
 def mode_of(backend: object) -> str | None:

@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
 from graphprobe.internals.bus import Patch, Subscriber, Subscription
-from graphprobe.internals.dynamo.compile_facts import guard_reader
+from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name, guard_reader
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
-from graphprobe.internals.dynamo.frame_names import FrameName, frame_name
 from graphprobe.internals.unseen import unseen
 
 BODIES = ("body", "orelse", "finalbody", "handlers", "cases")

@@ -17,7 +17,7 @@ from typing import Any
 
 from graphprobe.errors import UsageError
 from graphprobe.internals.bus import Patch, Subscription
-from graphprobe.internals.dynamo.frame_names import FrameName, frame_name
+from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 FILTER = "ConvertFrameAssert.__call__"

@@ -32,8 +32,8 @@ from graphprobe.analysis.recompile_facts import (
     tidy,
 )
 from graphprobe.internals.bus import Patch, Subscriber
+from graphprobe.internals.dynamo.compile_facts import calling_line, frame_name
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
-from graphprobe.internals.dynamo.frame_names import calling_line, frame_name
 from graphprobe.internals.unseen import unseen
 
 MAX_CHARACTERS = 60

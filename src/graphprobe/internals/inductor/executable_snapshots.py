@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 from torch.fx import Graph, GraphModule, Node
 
-from graphprobe.internals.bus import Patch, PatchSet
+from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.inductor.inductor_taps import PASSES, pass_patches
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
 
-COMPILE_FX = "torch._inductor.compile_fx"
-TAP, OBSERVER = "snapshots", "torch.fx.passes.graph_transform_observer"
+COMPILE_FX, MATCHER = "torch._inductor.compile_fx", "torch._inductor.pattern_matcher"
+TAP = "snapshots"
 PHASES = {"pre_grad_passes": "pre_grad", "joint_graph_passes": "joint", "post_grad_passes": "post_grad"}
 
 
@@ -73,25 +74,20 @@ class Snapshots:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Replace what announces passes, and put it back on exit."""
-        patches = PatchSet()
-        compile_fx = require("torch._inductor", "compile_fx", purpose="snapshots of passes")
-        observers = require("torch.fx.passes", "graph_transform_observer", purpose="snapshots of passes")
-        matcher = require("torch._inductor", "pattern_matcher", purpose="snapshots of patterns")
+        require("torch._inductor", "compile_fx", purpose="snapshots of passes")  # imports the other two
+        wanted = [Patch(TAP, COMPILE_FX, name, self._phase(name)) for name in PHASES]
+        wanted += pass_patches(TAP, self._begins, self._ends)
+        wanted += [Patch(TAP, MATCHER, f"{name}.apply", self._pattern) for name in PATTERN_ENTRIES]
+        if self.skip:
+            for name in ("apply_gm_pass", "apply_graph_pass"):
+                wanted.append(Patch(TAP, PASSES, f"GraphTransformObserver.{name}", self._apply))
+        taps = Subscription(wanted)
         try:
-            wanted = [
-                (compile_fx, Patch(TAP, "torch._inductor.compile_fx", name, self._phase(name))) for name in PHASES
-            ]
-            for name, make in (("__enter__", self._enter), ("__exit__", self._exit)):
-                wanted.append((observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", make)))
-            for name in PATTERN_ENTRIES:
-                wanted.append((matcher, Patch(TAP, "torch._inductor.pattern_matcher", f"{name}.apply", self._pattern)))
-            if self.skip:
-                for name in ("apply_gm_pass", "apply_graph_pass"):
-                    wanted.append((observers, Patch(TAP, OBSERVER, f"GraphTransformObserver.{name}", self._apply)))
-            self.missing = [patch.address for module, patch in wanted if not patches.apply(module, patch)]
+            taps.install()
+            self.missing = taps.missing
             yield
         finally:
-            patches.undo()
+            taps.remove()
 
     def _phase(self, name: str) -> Callable[[Any], Any]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,27 +128,17 @@ class Snapshots:
 
         return apply
 
-    def _enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __enter__(observer: Any) -> Any:
-            result = original(observer)
-            if self._open and id(observer.gm) == self._open[-1][1]:
-                self._take(self._open[-1][0], observer.gm, f"before {observer.passname}")
-            return result
+    def _begins(self, seen: Any) -> PassLog | None:
+        if not self._open or id(seen.gm) != self._open[-1][1]:
+            return None
+        self._take(self._open[-1][0], seen.gm, f"before {seen.passname}")
+        return self._open[-1][0]
 
-        return __enter__
-
-    def _exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __exit__(observer: Any, kind: Any, error: Any, trace: Any) -> Any:
-            result = original(observer, kind, error, trace)
-            if self._open and id(observer.gm) == self._open[-1][1]:
-                log = self._open[-1][0]
-                if error is not None:
-                    log.failed = log.failed or observer.passname
-                else:
-                    self._take(log, observer.gm, observer.passname)
-            return result
-
-        return __exit__
+    def _ends(self, seen: Any, log: PassLog, error: BaseException | None) -> None:
+        if error is None:
+            self._take(log, seen.gm, seen.passname)
+        else:
+            log.failed = log.failed or seen.passname
 
     def _take(self, log: PassLog, gm: GraphModule, name: str) -> None:
         signature = _signature(gm)

@@ -13,6 +13,8 @@ from graphprobe.internals.observer import CompileObserver
 from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
 
+PASSES = "torch.fx.passes.graph_transform_observer"
+
 LOWERING_EVENTS = ("fx_graph", "fx_graph_transformed", "ir_pre_fusion", "ir_post_fusion", "output_code")
 
 RECURSIONS = {"pre_grad": "pre_grad_passes", "joint_graph": "joint_passes", "post_grad": "post_grad_passes"}
@@ -63,41 +65,54 @@ def _tap_recursion(to: Subscriber[CompileObserver], phase: str) -> Callable[[Any
     return make
 
 
-def _tap_pass_enter(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+def pass_patches(
+    tap: str, begins: Callable[[Any], object], ends: Callable[[Any, Any, BaseException | None], None]
+) -> list[Patch]:
+    """Patches by which torch announces each pass, as a GraphTransformObserver with `passname`, `subsystem` and `gm`.
+
+    `begins(pass)` is called once a pass has begun. What it returns goes to `ends(pass, begun, error)` when the pass is
+    over; after None, `ends` is not called. Neither may raise.
+    """
+    key = object()
+
+    def make_enter(original: Callable[..., Any]) -> Callable[..., Any]:
         def __enter__(self: Any) -> Any:
             result = original(self)
-            frame = current()
-            if frame is not None:
-                started = to.tell(
-                    f"pass {self.passname}",
-                    lambda: to.observer.pass_begins(frame, self.gm, self.passname, self.subsystem),
-                    None,
-                )
-                self.__dict__["_graphprobe_started"] = (frame, started)
+            self.__dict__.setdefault("_graphprobe_begun", {})[key] = begins(self)
             return result
 
         return __enter__
 
-    return make
-
-
-def _tap_pass_exit(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_exit(original: Callable[..., Any]) -> Callable[..., Any]:
         def __exit__(self: Any, kind: Any, error: Any, trace: Any) -> Any:
             result = original(self, kind, error, trace)
-            frame, started = self.__dict__.pop("_graphprobe_started", (None, None))
-            if frame is not None and started is not None:
-                to.tell(
-                    f"pass {self.passname}",
-                    lambda: to.observer.pass_ends(frame, self.gm, self.passname, started, error),
-                    None,
-                )
+            begun = self.__dict__.get("_graphprobe_begun", {}).pop(key, None)
+            if begun is not None:
+                ends(self, begun, error)
             return result
 
         return __exit__
 
-    return make
+    observer = "GraphTransformObserver"
+    return [
+        Patch(tap, PASSES, f"{observer}.__enter__", make_enter),
+        Patch(tap, PASSES, f"{observer}.__exit__", make_exit),
+    ]
+
+
+def _recorded_passes(to: Subscriber[CompileObserver]) -> list[Patch]:
+    def begins(seen: Any) -> tuple[Frame, object] | None:
+        frame, name = current(), seen.passname
+        if frame is None:
+            return None
+        started = to.tell(f"pass {name}", lambda: to.observer.pass_begins(frame, seen.gm, name, seen.subsystem), None)
+        return None if started is None else (frame, started)
+
+    def ends(seen: Any, begun: tuple[Frame, object], error: BaseException | None) -> None:
+        (frame, started), name = begun, seen.passname
+        to.tell(f"pass {name}", lambda: to.observer.pass_ends(frame, seen.gm, name, started, error), None)
+
+    return pass_patches("passes", begins, ends)
 
 
 def _tap_silent_pass(to: Subscriber[CompileObserver], name: str) -> Callable[[Any], Any]:
@@ -193,7 +208,6 @@ def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
     to = Subscriber(observer)
     compile_fx = "torch._inductor.compile_fx"
-    observed = "torch.fx.passes.graph_transform_observer"
     return [
         Patch("pre_grad_passes", compile_fx, "pre_grad_passes", _tap_phase(to, "pre_grad_passes", "pre_grad")),
         Patch("joint_passes", compile_fx, "joint_graph_passes", _tap_phase(to, "joint_passes", None)),
@@ -202,8 +216,7 @@ def patches(observer: CompileObserver) -> list[Patch]:
             Patch("nested_graphs", compile_fx, f"_recursive_{name}_passes", _tap_recursion(to, phase))
             for name, phase in RECURSIONS.items()
         ),
-        Patch("passes", observed, "GraphTransformObserver.__enter__", _tap_pass_enter(to)),
-        Patch("passes", observed, "GraphTransformObserver.__exit__", _tap_pass_exit(to)),
+        *_recorded_passes(to),
         Patch("silent_passes", compile_fx, "view_to_reshape", _tap_silent_pass(to, "view_to_reshape")),
         Patch("lowering", "torch._inductor.debug", "DebugContext.__enter__", _tap_debug_context(to)),
         Patch("inductor_result", compile_fx, "_compile_fx_inner", _tap_inner_compile(to)),

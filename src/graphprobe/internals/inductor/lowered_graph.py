@@ -12,13 +12,16 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import V
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.bus import Patch, PatchSet
+from graphprobe.internals.caches import bypassed
+from graphprobe.internals.inductor.stages import compile_kernels
 from graphprobe.internals.ir.buffers import Buffers
 from graphprobe.internals.ir.index import NotEvaluated, numbers
 from graphprobe.internals.ir.records import IRNode
@@ -426,3 +429,65 @@ def watched_lowering() -> Iterator[list[LoweredGraph]]:
         yield found
     if lowering.error is not None:
         raise lowering.error
+
+
+class Lowered(msgspec.Struct):
+    """What Inductor made of one graph.
+
+    Attributes:
+        module, code: the generated wrapper and its text; None when there is no Python wrapper.
+        nodes: the scheduler's after fusion, those of nested graphs included.
+        inputs: names of the inputs in the wrapper, in order.
+        fx: FX nodes after all passes, by name.
+        values: by buffer, the name of the FX node whose value it holds.
+    """
+
+    module: ModuleType | None = None
+    code: str = ""
+    nodes: list[IRNode] = []
+    inputs: list[str] = []
+    fx: dict[str, Node] = {}
+    values: dict[str, str] = {}
+
+
+def lower(gm: GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any]) -> tuple[Any, Lowered | None]:
+    """Inductor's last part on a graph of AOTAutograd: its result as it is, and what became of the graph.
+
+    The second is None when nothing was seen, e.g. because the graph computes nothing.
+    """
+    with bypassed(), watched() as found:
+        output = compile_kernels(gm, example_inputs, settings)
+    outer = [part for part in found.parts if not _nested(part)]
+    if not outer:
+        return output, None
+    try:
+        if found.error is not None:
+            raise found.error
+        return output, _lowered(found, outer[-1])
+    except Exception as error:
+        raise NotSeen(error, output) from error
+
+
+class NotSeen(Exception):
+    """The graph is compiled (`output`), and what it was lowered to could not be read (`error`)."""
+
+    def __init__(self, error: Exception, output: Any) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error
+        self.output = output
+
+
+def _nested(part: ScheduledGraph) -> bool:
+    return type(part.handler).__name__ == "SubgraphLowering"
+
+
+def _lowered(found: Lowering, outer: ScheduledGraph) -> Lowered:
+    module, code = found.modules.get(id(outer.handler), (None, ""))
+    result = Lowered(module, code, [], [str(name) for name in outer.handler.graph_inputs])
+    for part in found.parts:
+        result.nodes.extend(part.nodes)
+        for node in part.fx:
+            result.fx.setdefault(node.name, node)
+        for name, node in part.values().items():
+            result.values.setdefault(name, node.name)
+    return result

@@ -188,3 +188,32 @@ def broken_after(gm: GraphModule, node: torch.fx.Node) -> GraphModule:
         made.graph.call_function(graph_break)
     made.recompile()
     return made
+
+
+def inductor_graphs(
+    gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None, options: dict[str, Any] | None, inner: Inner
+) -> Callable[..., Any]:
+    """Inductor as `torch.compile(mode=…, options=…)` has it, up to the graphs that AOTAutograd makes.
+
+    `inner` gets each with its inputs and Inductor's settings, and returns what runs. CUDA graphs are off: no launch is
+    seen in a replay. Caches are bypassed: a hit would run no pass, and tell nothing of what the code stems from.
+    """
+    compile_fx = require(COMPILE_FX, "compile_fx", purpose="the dump of ops")
+    wrapper = torch._TorchCompileInductorWrapper(mode, options, None)
+    patches = {**wrapper.config, "triton.cudagraphs": False}
+
+    def inner_compile(graph: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        return inner(graph, inputs, settings)
+
+    with bypassed():
+        compiled: Callable[..., Any] = compile_fx(
+            gm, list(example_inputs), inner_compile=inner_compile, config_patches=patches
+        )
+        return compiled
+
+
+def uses_cuda_graphs(mode: str | None, options: dict[str, Any] | None) -> bool:
+    """Whether Inductor would capture CUDA graphs with these."""
+    wrapper = torch._TorchCompileInductorWrapper(mode, options, None)
+    config = require("torch._inductor", "config", purpose="the dump of ops")
+    return bool(wrapper.config.get("triton.cudagraphs", config.triton.cudagraphs))

@@ -252,13 +252,6 @@ def _origin(node: Any) -> NodeOrigin:
     return NodeOrigin(node.name, target if isinstance(target, str) else str(target), source_line(node) or None)
 
 
-def lowered_graph() -> fx.GraphModule:
-    """The post-grad graph that Inductor lowers at this moment."""
-    module = V.graph.orig_gm
-    assert isinstance(module, fx.GraphModule)
-    return module
-
-
 def donated_inputs() -> tuple[int, ...]:
     """Positions of the inputs that the backward being compiled may overwrite; empty outside AOTAutograd."""
     return tuple(get_donated_idxs() or ())

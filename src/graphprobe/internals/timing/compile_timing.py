@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from graphprobe.internals.bus import Patch, Subscription
-from graphprobe.internals.dynamo.frame_names import compiled_now
+from graphprobe.internals.dynamo.compile_facts import compiled_now
 from graphprobe.internals.importhook import StandInLoader
+from graphprobe.internals.inductor.inductor_taps import pass_patches
 from graphprobe.internals.unseen import unseen
 
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
@@ -24,7 +25,6 @@ COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
 UTILS = "torch._dynamo.utils"
 EVENTS = "ChromiumEventLogger"
-OBSERVER = "torch.fx.passes.graph_transform_observer"
 
 CACHES = {"fx_graph_cache": "fx_graph", "autograd_cache": "aot_autograd"}
 """Beginnings of the events by which torch's caches tell what they had."""
@@ -300,8 +300,7 @@ class CompileTiming:
             Patch("profile", UTILS, f"{EVENTS}.log_event_end", self._event_end),
             Patch("profile", UTILS, f"{EVENTS}.log_instant_event", self._instant),
             Patch("profile", UTILS, "CompilationMetrics.create", self._metrics),
-            Patch("profile", OBSERVER, "GraphTransformObserver.__enter__", self._pass_enter),
-            Patch("profile", OBSERVER, "GraphTransformObserver.__exit__", self._pass_exit),
+            *pass_patches("profile", self._pass_begins, self._pass_ends),
             *(
                 Patch("profile", timed.module, timed.attribute, functools.partial(self._function, timed))
                 for timed in FUNCTIONS
@@ -361,31 +360,18 @@ class CompileTiming:
 
         return create
 
-    def _pass_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self.recorder
+    def _pass_begins(self, seen: Any) -> OpenSpan | None:
+        caller = sys._getframe(1)
+        while caller.f_code.co_name == "__enter__" and caller.f_back is not None:
+            caller = caller.f_back
+        # These two time the pass themselves.
+        if caller.f_code.co_name in ("apply_gm_pass", "apply_graph_pass"):
+            return None
+        span: OpenSpan | None = self.recorder.quietly(lambda: _begin_pass(self.recorder, seen))
+        return span
 
-        def __enter__(observer: Any) -> Any:
-            result = original(observer)
-            caller = sys._getframe(1)
-            while caller.f_code.co_name == "__enter__" and caller.f_back is not None:
-                caller = caller.f_back
-            # These two time the pass themselves.
-            if caller.f_code.co_name not in ("apply_gm_pass", "apply_graph_pass"):
-                observer.__dict__["_graphprobe_span"] = recorder.quietly(lambda: _begin_pass(recorder, observer))
-            return result
-
-        return __enter__
-
-    def _pass_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self.recorder
-
-        def __exit__(observer: Any, kind: Any, error: Any, trace: Any) -> Any:
-            span = observer.__dict__.pop("_graphprobe_span", None)
-            if span is not None:
-                recorder.quietly(lambda: recorder.end(span))
-            return original(observer, kind, error, trace)
-
-        return __exit__
+    def _pass_ends(self, seen: Any, span: OpenSpan, error: BaseException | None) -> None:
+        self.recorder.quietly(lambda: self.recorder.end(span))
 
     def _function(self, timed: TimedFunction, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
@@ -411,12 +397,12 @@ class CompileTiming:
         return call
 
 
-def _begin_pass(recorder: SpanRecorder, observer: Any) -> OpenSpan | None:
+def _begin_pass(recorder: SpanRecorder, seen: Any) -> OpenSpan | None:
     inside = recorder.inside
-    if inside is None or (inside.kind == "pass" and observer.passname == "pattern_matcher"):
+    if inside is None or (inside.kind == "pass" and seen.passname == "pattern_matcher"):
         return None  # a graph that nobody compiles; a matcher without a name that runs as part of a pass with one
-    group = f"{observer.subsystem}." if observer.subsystem else ""
-    return recorder.begin(f"pass.{group}{observer.passname}", "pass")
+    group = f"{seen.subsystem}." if seen.subsystem else ""
+    return recorder.begin(f"pass.{group}{seen.passname}", "pass")
 
 
 def _compile_fact(metrics: dict[str, Any]) -> dict[str, Any]:

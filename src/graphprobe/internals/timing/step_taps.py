@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.context import Frame, current, unobserved
+from graphprobe.internals.dynamo.compile_facts import compiled_now
 from graphprobe.internals.dynamo.dynamo_taps import backend_name
-from graphprobe.internals.dynamo.frame_names import compiled_now
 from graphprobe.internals.unseen import unseen
 
 TAP = "steps"

@@ -12,10 +12,10 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
-from graphprobe.internals.aot.backends import aot_compile
-from graphprobe.internals.dynamo.torch_backends import inductor_with_mode, lookup
-from graphprobe.internals.inductor.dump_taps import compile_id, inductor_graphs, under_compile, uses_cuda_graphs
-from graphprobe.internals.inductor.stages import post_grad_graph
+from graphprobe.internals.aot.backends import aot_compile, inductor_with_mode, lookup
+from graphprobe.internals.dynamo.compile_facts import under_compile
+from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
+from graphprobe.internals.inductor.stages import inductor_graphs, post_grad_graph, uses_cuda_graphs
 from graphprobe.internals.operators.eager_ops import compiled_graph
 from graphprobe.internals.tensors.plain_tensors import InputMemory
 from graphprobe.internals.unseen import unseen
@@ -101,7 +101,7 @@ class DumpBackend:
         session, mode = self.session, mode or self._mode
         try:
             names, owner = under_compile()
-            model = session.model(names, compile_id(), self.engine, owner=owner)
+            model = session.model(names, current_compile_id(), self.engine, owner=owner)
         except Exception as error:  # the folder is gone, or the disk is full: the program goes on
             session.failed("opening the dump", error)
             with unseen:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from graphprobe.engine.naming import op_of
-from graphprobe.internals.inductor.dump_taps import Lowered, NotSeen, lower
+from graphprobe.internals.inductor.lowered_graph import Lowered, NotSeen, lower
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
 from graphprobe.internals.launches.launches import Launching, LaunchTap

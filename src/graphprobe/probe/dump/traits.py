@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from graphprobe.engine.naming import op_of
-from graphprobe.internals.inductor.dump_taps import Lowered
+from graphprobe.internals.inductor.lowered_graph import Lowered
 from graphprobe.internals.launches.launch_io import LaunchIO, buffer_of
 from graphprobe.internals.operators.operators import writes_to
 

@@ -181,7 +181,7 @@ def ir_py_source(
     both agree, 1 when either differs, 125 when it cannot run.
 
     Args:
-        gm: the graph after the post-grad passes, as it was lowered (`internals.inductor_ir.lowered_graph()`).
+        gm: the graph after the post-grad passes, as it was lowered.
         ir: the recorded scheduler nodes of the same, outermost graph.
         stage: `original` compares before fusion, `optimized` after.
         config: Inductor settings that differ from their defaults (`internals.inductor_ir.config_overrides()`).

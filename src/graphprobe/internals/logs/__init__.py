@@ -1,1 +1,0 @@
-"""torch's own logs, and the names by which they are asked for."""
