@@ -261,7 +261,7 @@ def test_script_goes_on_after_a_crash(diagnosed: Any) -> None:
         (
             "program.py",
             "import torch\ntorch.compile(abs)\n",
-            ["it gave 1 functions to torch.compile"],
+            ["it gave 1 function to torch.compile"],
         ),
         ("program.py", "x\n", ["compiled nothing", "NameError: name 'x'", "run it with python"]),
         ("program.py:make", "x\n", ["program.py cannot be imported: NameError"]),
