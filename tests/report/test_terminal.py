@@ -9,9 +9,9 @@ import pytest
 
 from graphprobe.analysis.timing import Profile, Span
 from graphprobe.records import Where
-from graphprobe.report import profile as profile_view
+from graphprobe.report import profile_document as profile_view
 from graphprobe.report.graph_diff import print_diff
-from graphprobe.report.run import json_from_run, print_run
+from graphprobe.report.run_document import json_from_run, print_run
 from graphprobe.report.terminal import command_line, print_closing, print_lines
 from graphprobe.report.visible import echo, visible
 from graphprobe.store import Run, RunWriter, layout

@@ -19,7 +19,7 @@ from graphprobe.export.chrome_trace import export_profile
 from graphprobe.internals.compiler_settings import own_passes
 from graphprobe.internals.timing.compile_timing import CompileTiming, OpenSpan
 from graphprobe.report.notebook import html_of, text_of
-from graphprobe.report.profile import print_profile
+from graphprobe.report.profile_document import print_profile
 
 
 class _Active:

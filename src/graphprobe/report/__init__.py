@@ -8,9 +8,9 @@ from graphprobe.faces import loaded_on_use, make_callable
 
 if TYPE_CHECKING:
     from graphprobe.report.explanation import print_report as print_explanation
-    from graphprobe.report.profile import diff_lines, profile_lines
-    from graphprobe.report.run import print_run
+    from graphprobe.report.profile_document import diff_lines, profile_lines
     from graphprobe.report.run_diff import RunDiff, diff_runs
+    from graphprobe.report.run_document import print_run
     from graphprobe.report.subject import kind_of
 
 __all__ = [

@@ -24,7 +24,7 @@ from graphprobe.report.document import (
     counted,
 )
 from graphprobe.report.html.render import html
-from graphprobe.report.run import print_run
+from graphprobe.report.run_document import print_run
 from graphprobe.store.reader import Run
 
 CARDS = 3

@@ -88,7 +88,7 @@ def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     elif kind == "diagnosis":
         from graphprobe.report.html.sections_diagnosis import report_from
     elif kind == "profile":
-        from graphprobe.report.profile import report_from
+        from graphprobe.report.profile_document import report_from
     elif kind == "comparison":
         from graphprobe.report.html.sections_comparison import report_from
     else:

@@ -45,7 +45,7 @@ def command(
     any step. A step that an exception ended, with the program, counts as one that did not end.
     """
     from graphprobe.analysis import steps
-    from graphprobe.report import run as view
+    from graphprobe.report import run_document as view
     from graphprobe.report.terminal import print_lines
 
     if level is not None and level not in steps.LEVELS:

@@ -28,7 +28,7 @@ def command(run: str, show_all: bool, json_to: JsonTo) -> None:
       graphprobe ls
       graphprobe ls torch_compile_debug/run_2026_01_31_12_00_00_000000-pid_7 --all
     """
-    from graphprobe.report.run import json_from_run, print_run
+    from graphprobe.report.run_document import json_from_run, print_run
     from graphprobe.store.reader import Run
 
     opened = Run.open(run)
@@ -39,7 +39,7 @@ def command(run: str, show_all: bool, json_to: JsonTo) -> None:
 
 def _end(run: str, opened: Run) -> None:
     from graphprobe.report.document import counted
-    from graphprobe.report.run import STATE_STYLE
+    from graphprobe.report.run_document import STATE_STYLE
     from graphprobe.report.terminal import print_closing
 
     addresses = list(opened.artifacts())

@@ -113,7 +113,7 @@ def _finish(
         echo(f"graphprobe: the profile could not be written: {type(error).__name__}: {error}", err=True)
     if not quiet and wrote:
         echo(f"graphprobe: wrote {', '.join(str(path) for path in wrote)}", err=True)
-        from graphprobe.report.profile import print_end
+        from graphprobe.report.profile_document import print_end
 
         print_end(running.result, os.path.relpath(wrote[0], base), file=sys.stderr)
 
@@ -121,7 +121,7 @@ def _finish(
 def _read(words: tuple[str, ...], trace: Path | None, top: int, json_to: JsonTo) -> None:
     from graphprobe.analysis.timing import compare_profiles, read_profile
     from graphprobe.export.chrome_trace import export_profile
-    from graphprobe.report import profile as view
+    from graphprobe.report import profile_document as view
 
     if len(words) > 2:
         raise UsageError(f"profile shows one profile or compares two, not {len(words)}: {' '.join(words)}")

@@ -15,7 +15,7 @@ import click
 from graphprobe.cli.output import JsonCommand, JsonTo, json_option
 from graphprobe.cli.target import check_backend, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.run import replay_lines
+from graphprobe.report.run_document import replay_lines
 from graphprobe.report.visible import echo, one_line
 from graphprobe.store import layout
 from graphprobe.store.frame_record import REPLAY, find_records, read_record

@@ -168,7 +168,7 @@ def _summarise(folder: Path, base: Path, manifest: Manifest | None, calls: str |
     `calls` is the dump of calls: what was collected, where the program compiles nothing.
     `overflow` is the dump of an overflow.
     """
-    from graphprobe.report.run import summary_lines
+    from graphprobe.report.run_document import summary_lines
     from graphprobe.report.terminal import command_line
     from graphprobe.store.layout import MANIFEST
     from graphprobe.store.reader import Run
