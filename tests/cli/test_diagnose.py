@@ -414,5 +414,5 @@ def test_what_is_known_is_in_the_json_until_the_diagnosis_is_made(call, monkeypa
 def test_reduce(call, name: str, code: int, said: str) -> None:
     done = call("reduce", "-o", "small", "--only-function", name, "program.py")
     assert done.exit_code == code, done.output
-    assert any(line.startswith(said) for line in (done.stdout + done.stderr).splitlines()[-5:]), done.output
+    assert any(line.startswith(said) for line in (done.stdout + done.stderr).splitlines()), done.output
     assert Path("small/repro/repro.py").is_file() == (name == "bad")

@@ -11,7 +11,7 @@ from graphprobe.analysis.breaks import BreakReport
 from graphprobe.analysis.timing import Profile, summary_of
 from graphprobe.compare.run import Comparison
 from graphprobe.findings import Diagnosis, FunctionDiagnosis
-from graphprobe.report import comparison, diagnosis, explanation, profile
+from graphprobe.report import comparison, diagnosis, explanation, profile_document
 from graphprobe.report.document import (
     Card,
     Code,
@@ -59,7 +59,7 @@ def text_of(result: Any) -> str:
     elif isinstance(result, Comparison):
         comparison.print_comparison(result.summary, file=file)
     elif isinstance(result, Profile):
-        profile.print_profile(result, file=file)
+        profile_document.print_profile(result, file=file)
     elif isinstance(result, Run):
         print_run(result, file=file)
     else:
@@ -81,8 +81,8 @@ def verdict_of(result: Any) -> DocumentVerdict:
         sides = Facts([("candidate", Code(summary.candidate.title)), ("reference", Code(summary.reference.title))])
         return DocumentVerdict(tone, word, f"{told}.", [sides, *_some(cards, len(summary.findings))])
     if isinstance(result, Profile):
-        head, *lines = profile.head_lines(result, summary_of(result))
-        tables = profile.grids_of(summary_of(result), top=5)
+        head, *lines = profile_document.head_lines(result, summary_of(result))
+        tables = profile_document.grids_of(summary_of(result), top=5)
         return DocumentVerdict("info", "PROFILE", head, [*lines, *tables.values()])
     if isinstance(result, Run):
         return _of_run(result)
