@@ -110,7 +110,7 @@ MODES = {
     "enable()": Mode(watched="enable:OUT/run"),
     "dump()": Mode(watched="dump:OUT/calls", known=SEES_CALLS),
     "COMPILE_DEBUG": Mode(watched="import", debug=True),
-    "profile": Mode(("profile", "-q", "-o", "OUT/profile.json")),
+    "profile": Mode(("profile", "-q", "-o", "OUT/profile.json"), known=TAKES_SIGNALS),
     "explain": Mode(("explain",), reports=True, known=TAKES_SIGNALS),
     "recompiles": Mode(("recompiles",), reports=True, known=TAKES_SIGNALS),
     "interpreter": ran("--dump-graph", "stats", "--dump-engine", "interpreter", *GRAPHS, perturbs=True),

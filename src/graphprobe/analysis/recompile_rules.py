@@ -6,6 +6,23 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
+_ONE_EACH = (
+    "where the values are few: torch._dynamo.config.recompile_limit above their number (seen: {seen}), one version each"
+)
+_OWN_FUNCTION = (
+    "compile a function of its own for each, written out one by one: `def run_a(*args, **kwargs): return "
+    "a(*args, **kwargs)`, then torch.compile(run_a)"
+)
+_PRICE = "one version each is the price, paid once: allow it with --allow 1"
+_TENSOR = "pass {name} as a tensor, torch.tensor({first})"
+_CHANGED = "{name} changed: {values}"
+_MARK = "torch._dynamo.mark_dynamic({name}, {dim}) before the first call"
+_UNSPEC = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
+_OUTSIDE = "decide it outside, and compile each side as a function of its own"
+_DIFFER = "the instances share one compiled function and differ in {name}: "
+_CODE = "all functions made here share one code object and differ in {name}: "
+_ONCE = "set {name} once, before the first call"
+
 
 class KindRule(msgspec.Struct, frozen=True):
     """One kind of recompilation. In braces stand names of the group, see `recompiles._names`.
@@ -28,23 +45,6 @@ class KindRule(msgspec.Struct, frozen=True):
         remedies = next((texts for what, texts in self.other.items() if what in true), self.remedies)
         return self.cause.format(**names), [text.format(**names) for text in remedies]
 
-
-_ONE_EACH = (
-    "where the values are few: torch._dynamo.config.recompile_limit above their number (seen: {seen}), one version each"
-)
-_OWN_FUNCTION = (
-    "compile a function of its own for each, written out one by one: `def run_a(*args, **kwargs): return "
-    "a(*args, **kwargs)`, then torch.compile(run_a)"
-)
-_PRICE = "one version each is the price, paid once: allow it with --allow 1"
-_TENSOR = "pass {name} as a tensor, torch.tensor({first})"
-_CHANGED = "{name} changed: {values}"
-_MARK = "torch._dynamo.mark_dynamic({name}, {dim}) before the first call"
-_UNSPEC = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
-_OUTSIDE = "decide it outside, and compile each side as a function of its own"
-_DIFFER = "the instances share one compiled function and differ in {name}: "
-_CODE = "all functions made here share one code object and differ in {name}: "
-_ONCE = "set {name} once, before the first call"
 
 # fmt: off
 _NUMBER = KindRule(_CHANGED, (_TENSOR, "or torch.compile(..., dynamic=True)", f"or {_ONE_EACH}"), {

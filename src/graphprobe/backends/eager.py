@@ -19,6 +19,9 @@ from graphprobe.internals.operators.operators import fake_mode_of, raised_by_sch
 Compiled = Callable[..., Any]
 
 
+eager = of_torch("eager", __name__)
+
+
 class GraphRaisedError(GraphprobeError):
     """A captured graph raised while it ran; the cause is chained."""
 
@@ -29,9 +32,6 @@ class OperatorSchemaError(GraphprobeError):
     """An operator did what its schema does not say: it mutated or aliased something."""
 
     slug = "operator-schema"
-
-
-eager = of_torch("eager", __name__)
 
 
 @debug_backend
