@@ -13,6 +13,7 @@ from click.testing import Result
 
 from cli.calling import call as invoke
 from conftest import ROOT, Finished, module_at
+from graphprobe.cli.ending import Signals
 from graphprobe.findings import Diagnosis, NamedStep, ScriptDocument, read_document
 
 Python = Callable[..., Finished]
@@ -401,6 +402,26 @@ def test_what_is_known_is_in_the_json_until_the_diagnosis_is_made(call, monkeypa
             problem
         )
         file.unlink()
+
+
+def test_what_is_known_of_a_function_is_printed_where_the_end_is_forced(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    fact = "compiled, it raises ValueError: no"
+
+    def run_diagnosed(_: Any, __: Any, *, on_start: Any, on_step: Any, on_diagnosis: Any) -> None:
+        for name in ("good (program.py:4)", "bad (program.py:8)"):
+            on_start(name)
+            on_step(NamedStep("plain", 2.0, fact=f"{name[:4]} {fact}"))
+            if name.startswith("good"):
+                on_diagnosis(name, Diagnosis(verdict="healthy"))
+        Signals.current.ways[-1].known("ended by SIGTERM")
+        raise SystemExit(143)
+
+    monkeypatch.setattr("graphprobe.diagnose.script.run_diagnosed", run_diagnosed)
+    done = call("diagnose", "--json", "result.json", "program.py")
+    assert done.exit_code == 143 and "1 healthy, 1 undecided" in done.output
+    assert f"bad (program.py:8): bad  {fact}" in done.output and f"good {fact}" not in done.output.partition("bad  ")[2]
+    first, second = read_document(json.loads(Path("result.json").read_text()), ScriptDocument).diagnoses
+    assert (first.verdict, second.verdict, second.notes) == ("healthy", "undecided", [f"bad  {fact}"])
 
 
 @pytest.mark.parametrize(

@@ -292,12 +292,15 @@ def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, re
         progress.tell_step(names[-1], step)
         if step.fact:
             facts.append(step.fact)
-            so_far = FunctionDiagnosis(function=names[-1], verdict="undecided", notes=facts, unfinished=True)
-            known = [*document.diagnoses, so_far]
+            known = [*document.diagnoses, so_far()]
             write_json(result.file, ScriptDocument(target=target, diagnoses=known, unfinished=True).to_json())
+
+    def so_far() -> FunctionDiagnosis:
+        return FunctionDiagnosis(function=names[-1], verdict="undecided", notes=facts, unfinished=True)
 
     def made(name: str, diagnosis: Diagnosis) -> None:
         progress.stop()
+        facts.clear()
         _show(name, diagnosis, base, result)
         document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
         with contextlib.suppress(OSError):  # the disk is full, which the end says
@@ -305,7 +308,11 @@ def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, re
 
     def known(why: str) -> None:
         problem = document.ended = f"the script was ended: {why}"
+        if facts:
+            document.diagnoses.append(so_far())
         if not result.printed:
+            for fact in facts:
+                echo(f"{names[-1]}: {fact}")
             echo(f"{target}: {problem}")
             _end(_told(document, problem), typed, base, left_out=False)
         result.replaces_text(document.to_json)
