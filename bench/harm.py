@@ -8,8 +8,9 @@
 must not change: outputs, losses, gradients, parameters, buffers, how often each tensor was written to, generators of
 torch, numpy and Python, hooks, signal handlers, warning filters, settings of the compiler, environment, arguments, and
 how it ends. `=`: every bit of it, the exit code, stdout and stderr are those of the plain run. Otherwise what differs
-is named. A mode that says of itself that it changes what is computed (`perturbs`, docs/dump.md) may differ, if its
-records say so; its cell is in brackets. Exit code 1: something else is unequal.
+is named. The number behind it: its seconds over those of the plain run. A mode that says of itself that it changes what
+is computed (`perturbs`, docs/dump.md) may differ, if its records say so; its cell is in brackets. Exit code 1:
+something else is unequal.
 
 `kills`: `kill -9` of a program at a random moment, then every reader on what is there. Each must open it, or say in one
 message that there is nothing, and then there has to be nothing.
@@ -38,6 +39,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -67,6 +69,10 @@ PROGRAMS |= {
 }
 PROGRAMS |= {name: Program(MORE, (name,)) for name in ("exits", "raises", "loads")}
 PROGRAMS |= {name: Program(MORE, (name,), ranks=2) for name in ("ddp", "fsdp2")}
+PROGRAMS |= {
+    name: Program("threads.py", (name, "watched"))
+    for name in ("pool", "to_thread", "server", "loader", "daemon", *["asgi"] * (find_spec("uvicorn") is not None))
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,11 @@ MODES = {
     "recompiles": Mode(("recompiles",), reports=True, known=TAKES_SIGNALS),
     "interpreter": ran("--dump-graph", "stats", "--dump-engine", "interpreter", *GRAPHS, perturbs=True),
     "eager ops": ran(
-        "--dump-config", "OUT/dump.json", config=DUMP % '"dump_list": [], "dump_op_switch": "on"', perturbs=True
+        "--dump-config",
+        "OUT/dump.json",
+        config=DUMP % '"dump_list": [], "dump_op_switch": "on"',
+        perturbs=True,
+        known=SEES_CALLS,
     ),
 }
 
@@ -128,6 +138,7 @@ class Said:
     out: str
     err: str
     evidence: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 class Bench:
@@ -138,7 +149,7 @@ class Bench:
         os.environ |= {
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))),
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor")),
         }
         self._warm = None if cold else Warm()
@@ -186,6 +197,7 @@ class Bench:
         command = self.command(program, words, cold=closed)
         if closed:
             command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+        began = time.monotonic()
         try:
             done = subprocess.run(
                 command, cwd=cwd or out / "cwd", env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -193,7 +205,8 @@ class Bench:
         except subprocess.TimeoutExpired:
             return Said(-1, "", f"nothing for {TIMEOUT_S} s")
         evidence = [path.read_text("utf-8") for path in sorted(self.folder.glob("evidence.*"))]
-        return Said(done.returncode, done.stdout, done.stderr, tuple("\n".join(evidence).splitlines()))
+        seconds = time.monotonic() - began
+        return Said(done.returncode, done.stdout, done.stderr, tuple("\n".join(evidence).splitlines()), seconds)
 
 
 def comparable(text: str) -> str:
@@ -243,12 +256,14 @@ def table(bench: Bench, programs: list[str], modes: list[str]) -> bool:
             if mode.debug not in plain:
                 plain[mode.debug] = bench.run(program, Mode(debug=mode.debug), bench.new())
             out = bench.new()
-            different = differences(program, mode, plain[mode.debug], bench.run(program, mode, out))
+            said = bench.run(program, mode, out)
+            different = differences(program, mode, plain[mode.debug], said)
             collected = any(out.rglob("manifest.json")) or any(out.rglob("profile*.json"))
             if not collected and not mode.reports and mode != Mode():
                 different.append("nothing collected: no manifest")
             says = perturbations(out) if mode.perturbs else 0
             cell = "=" if not different else ", ".join(text.partition(":")[0] for text in different[:2])
+            cell += f" {said.seconds / plain[mode.debug].seconds:.1f}"
             counts["equal" if not different else "said" if says else "unequal"] += 1
             cells.append(f"[{cell}: {says} records say so]" if says and different else cell)
             if different and not says:

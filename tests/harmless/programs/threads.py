@@ -1,14 +1,19 @@
-"""Compiled code of several threads or processes at once: `threads.py WHICH [wrong]`."""
+"""Compiled code of several threads or processes at once: `threads.py WHICH [wrong] [watched]`."""
 
 import asyncio
+import contextlib
 import multiprocessing
 import queue
+import random
 import sys
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import evidence
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -33,7 +38,7 @@ class Net(nn.Module):
         return self.down(torch.sin(self.up(x)))
 
 
-torch.manual_seed(0)
+random.seed(0), np.random.seed(0), torch.manual_seed(0)
 torch.set_num_threads(1)
 net = Net().eval()
 fast = torch.compile(net, backend=wrong if "wrong" in sys.argv else "eager")
@@ -68,15 +73,40 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def asked(port):
+    """A client for each size, all at once."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with ThreadPoolExecutor(len(SIZES)) as clients:
+        return list(clients.map(lambda size: opener.open(f"http://127.0.0.1:{port}/{size}").read().decode(), SIZES))
+
+
 def server():
     serving = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=serving.serve_forever, daemon=True).start()
-    place = f"http://127.0.0.1:{serving.server_port}/"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with ThreadPoolExecutor(len(SIZES)) as clients:
-        found = list(clients.map(lambda size: opener.open(place + str(size)).read().decode(), SIZES))
+    found = asked(serving.server_port)
     serving.shutdown()
     serving.server_close()
+    return found
+
+
+def asgi():
+    """The same from endpoints that uvicorn calls, in threads of its own."""
+    import uvicorn
+
+    async def application(scope, receive, send):
+        if scope["type"] == "http":
+            text = str(await asyncio.to_thread(call, int(scope["path"][1:]))).encode()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": text})
+
+    serving = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=serving.run)
+    thread.start()
+    while not serving.started:
+        time.sleep(0.01)
+    found = asked(serving.servers[0].sockets[0].getsockname()[1])
+    serving.should_exit = True
+    thread.join()
     return found
 
 
@@ -114,4 +144,5 @@ def daemon():
 
 
 if __name__ == "__main__":
-    print(sys.argv[1], globals()[sys.argv[1]](), flush=True)
+    with evidence.watched() if "watched" in sys.argv else contextlib.nullcontext():
+        print(sys.argv[1], globals()[sys.argv[1]](), flush=True)
