@@ -79,9 +79,13 @@ def fake_kernel_of(op: Overload) -> Any:
     entry = registry.get(name_of(op))
     kernel = entry.fake_impl.kernel if entry is not None else None
     defined = _defined(op)
-    found = defined._abstract_fn if defined is not None and defined._abstract_fn is not None else None
-    found = found or (inspect.unwrap(kernel.func) if kernel is not None and defined is None else None)
-    return found if inspect.isfunction(found) else None
+    if defined is not None:
+        found = defined._abstract_fn
+    else:
+        found = kernel.func if kernel is not None else None
+        while inspect.isfunction(found) and found.__module__ == "torch.library":  # torch's own, around the program's
+            found = inspect.getclosurevars(found).nonlocals.get("func")
+    return inspect.unwrap(found) if inspect.isfunction(found) else None
 
 
 def kernel_of(op: Overload) -> Callable[..., Any] | None:
