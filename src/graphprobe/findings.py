@@ -31,6 +31,7 @@ Kind = Literal[
     "side_effect",
     "unsupported",
     "not_bitwise",
+    "wrong_registration",
 ]
 
 Stage = Literal[

@@ -197,7 +197,9 @@ def test_every_kind_and_stage_has_words() -> None:
     assert (set(FAULTS_IN_WORDS), set(STAGES)) == (set(get_args(Kind)), set(get_args(Stage)))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FAULTS_IN_WORDS if kind not in (*NUMERIC, "not_bitwise")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in FAULTS_IN_WORDS if kind not in (*NUMERIC, "not_bitwise", "wrong_registration")]
+)
 def test_what_is_no_number_has_no_size(kind: Any) -> None:
     made = finding(kind=kind, local_z=float("inf"), accumulated_z=float("inf"), reason="C++ compile error")
     text = told(Diagnosis(verdict="fault", findings=[made]))
@@ -245,3 +247,11 @@ def test_a_dossier_whose_repro_does_not_fail_alone_is_no_proof() -> None:
     text = told(Diagnosis(verdict="fault", findings=[finding(dossier="kept", proof=None)]))
     assert "proof:" not in text and "repro.py" not in text
     assert "No program that shows it by itself could be made." in text and "kept in:     kept" in text
+
+
+def test_a_wrong_registration_is_told_as_the_programs_own_and_not_to_be_reported() -> None:
+    reason = "Your fake kernel at ops.py:12 promises dtype float32, the kernel of my::op makes float64. Write dtype=d."
+    told = Diagnosis(verdict="fault", findings=[finding(kind="wrong_registration", stage="aot", reason=reason)])
+    text = "\n".join(lines_from(told))
+    assert text.startswith(f"{reason.partition('. ')[0]}.") and "mend it: Write dtype=d." in text
+    assert "report it" not in text and "gives" not in text

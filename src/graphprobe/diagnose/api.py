@@ -15,6 +15,7 @@ import torch
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.exactness import look_at_bits
+from graphprobe.diagnose.searches.registrations import registered_wrongly
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.diagnose.unexplained import findings_for
 from graphprobe.errors import UsageError
@@ -106,7 +107,7 @@ def climbed(
     on_step: Callable[[NamedStep], None] | None = None,
 ) -> Diagnosis:
     """The diagnosis of a program."""
-    return Ladder(program, compilation, limits, on_step).climb(findings_for, look_at_bits)
+    return Ladder(program, compilation, limits, on_step).climb(findings_for, look_at_bits, registered_wrongly)
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,7 @@ class Ladder:
         self.top: RungName = "plain"
         self.reference: Reference | None = None
         self.suspected: list[Latent] = []  # by searches other than the rungs'
-        self.longest_s = 0.0  # of the steps so far that ended
-        self.hangs = False
+        self.longest_s, self.hangs = 0.0, False  # of the steps so far that ended
         self.raised_in: str | None = None
         self._fresh: FreshProcesses | None = None
         self._imports = after_fork.imported()
@@ -104,13 +103,14 @@ class Ladder:
         self,
         explain: Callable[[Ladder, RungName, Sequence[Finding], Sequence[Difference]], list[Finding]],
         look_at_bits: Callable[[Ladder], None],
+        registered_wrongly: Callable[[Ladder], tuple[list[Finding], bool]] = lambda ladder: ([], False),
     ) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found.
 
-        `explain` gives the findings of a failure, by what the checks of its rungs have found: one at least.
-        `look_at_bits` is called once a program has been found right.
+        `explain` gives the findings of a failure, by what its rungs have found: one at least. `look_at_bits` is called
+        if the program is right; if not, `registered_wrongly` tells which own operators are to blame, and if for all.
         """
-        self._explain, self._look_at_bits = explain, look_at_bits
+        self._explain, self._look_at_bits, self._registered_wrongly = explain, look_at_bits, registered_wrongly
         ranks, forks = after_fork.ranks(), after_fork.can_fork()
         if ranks > 1 and not forks:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
@@ -481,10 +481,12 @@ class Ladder:
             self.result.findings.append(refusal)
             self.result.notes.insert(0, refusal.reason)
             return
-        if not self.result.unfinished and (self.result.verdict != "healthy" or self.limits.deep):
+        own, all_told = self._registered_wrongly(self) if self.result.verdict == "fault" else ([], False)
+        if not all_told and not self.result.unfinished and (self.result.verdict != "healthy" or self.limits.deep):
             self.climb_rungs()
         if self.result.verdict == "fault":
-            self._accuse()
+            None if all_told else self._accuse()
+            self.result.findings[:0] = own
         else:
             self._tell_latent(self.result.findings)
             self.result.findings.clear()
@@ -495,8 +497,7 @@ class Ladder:
     def _accuse(self) -> None:
         """The findings of a fault: of stages that can be to blame, and one at least."""
         states = self.states()
-        first = first_wrong(states)
-        assert first is not None
+        first = first_wrong(states) or self.top
         certain = [d for d in self.failing[first] if d.certain]
         guilty = to_blame(self.result.findings, below_first_wrong(states), {d.kind for d in certain})
         guilty = self._explain(self, first, guilty, certain)
@@ -595,5 +596,5 @@ class Ladder:
             if report is None and (looked := self.step(self.looking("kernels")).value) is not None:
                 report = msgspec.convert(looked, RungReport)
         places = [*report.wider, *report.suspected] if report is not None else []
-        shown = [*self.failing.get(self.top, ()), *self.better.get(self.top, ())]
-        return notes.keeps_wider(next((p for p in places if p.op), None), shown[0] if shown else None)
+        shown = next(chain(self.failing.get(self.top, ()), self.better.get(self.top, ())), None)
+        return notes.keeps_wider(next((p for p in places if p.op), None), shown)

@@ -58,6 +58,7 @@ FAULTS_IN_WORDS = {
     "side_effect": "loses or changes a side effect",
     "unsupported": "is not compiled by torch, which says so",
     "not_bitwise": "gives other last bits, no further off than rounding explains",
+    "wrong_registration": "does not do what the program has registered of it",
 }
 
 PLACES = 8
@@ -107,7 +108,9 @@ def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | No
     """
     verb = "begins to differ" if finding.kind == "not_bitwise" else "goes wrong"
     where = f"It {verb} in {stage_in_words(finding)}."
-    if finding.stage == "unknown":
+    if finding.kind == "wrong_registration":
+        where = "The compiler plans with what is registered, so no part of it is to blame."
+    elif finding.stage == "unknown":
         where = "Which stage of the compiler is to blame could not be told."
     texts: list[Content] = [text for text in (values_in_words(finding), where) if text]
     if not is_proven(finding):
@@ -153,6 +156,8 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
         command = Command(f"python {shlex.quote(str(Path(folder) / 'repro.py'))}")
         rows.append(("proof", Code(folder)))
         rows.append(("see it", [command, Note(SEE_IT)]))
+        if finding.kind == "wrong_registration":  # it is the user's own to mend
+            return Facts(rows)
         rows.append(("report it" if finding.backend is None else "report", Code(str(Path(folder) / "REPORT.md"))))
     elif folder is not None:
         rows.append(("kept in", Code(folder)))
@@ -205,6 +210,8 @@ def last_bits(diagnosis: Diagnosis) -> list[Content]:
 
 def sentence(finding: Finding) -> str:
     """What goes wrong, in one sentence."""
+    if finding.kind == "wrong_registration":
+        return SENTENCES.split(finding.reason)[0]
     what = FAULTS_IN_WORDS.get(finding.kind, finding.kind)
     what = what if finding.backend is None else what.replace("the compiler itself", "the backend")
     subject = short_op(finding.op) if finding.op else "the program"
@@ -235,6 +242,8 @@ def is_proven(finding: Finding) -> bool:
 
 def reason_of(finding: Finding) -> tuple[str, str]:
     """The reason with its label, without what `details` tells; empty if that is all."""
+    if finding.kind == "wrong_registration":
+        return "mend it", " ".join(SENTENCES.split(finding.reason)[1:])
     if finding.kind not in NUMERIC:
         return "error" if finding.kind in CRASHES else "observed", finding.reason
     told = []
@@ -350,6 +359,8 @@ def print_end(
             facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
             command = "reduce" if first.proof == "piece" else "issue"
             follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
+        if first.kind == "wrong_registration":
+            follow = ["graphprobe", "diagnose", *target]
     elif verdict == "undecided":
         undecided = [note for d in diagnoses if d.verdict == "undecided" for note in d.notes]
         facts.append(("why", next(iter(sorted(undecided, key=lambda note: "budget" not in note)), "")))

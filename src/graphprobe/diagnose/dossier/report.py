@@ -35,6 +35,7 @@ WRONG = {
     "side_effect": "loses or changes a side effect",
     "unsupported": "is refused by torch.compile",
     "not_bitwise": "gives other last bits than uncompiled, no further off than rounding explains",
+    "wrong_registration": "does not do what the program has registered of it",
 }
 EXPECTED: dict[Kind, tuple[str, str]] = {
     "crash_compile": ("it compiles", "the compiler fails, see the error log"),
