@@ -113,7 +113,11 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     unnamed = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
     with ladder.in_time(BLAME):
         ladder.on_step("culprit")
-        return _found(ladder, rung, differences, unnamed)
+        found = _found(ladder, rung, differences, unnamed)
+        if rung == "dynamo" and relations.is_unguarded(ladder, first):
+            for finding in found:
+                finding.reason = told_more(finding.reason, relations.UNGUARDED)
+        return found
     if first.kind in RAISED and unnamed.op is not None and unnamed.stage != "unknown":
         ladder.result.notes[-1] = ladder.result.notes[-1].replace(f"{BLAME} was not found out", ERROR_NAMES)
     return [unnamed]

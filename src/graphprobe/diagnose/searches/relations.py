@@ -45,7 +45,7 @@ HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 SWITCH = 'torch._functorch.config.backward_pass_autocast = "off"'
 
-UNGUARDED = "Compiled afresh before each call, the program is right: no guard checks this"
+UNGUARDED = "Compiled afresh before each call it is right: no guard checks this; torch.compiler.reset() behind the change helps."
 
 
 R = TypeVar("R", bound=RungReport)
@@ -125,21 +125,14 @@ def _calls_seen(asked: dict[CodeType | str, str], told: Callable[[str, FrameType
     Args:
         asked: the argument that is wanted, by a function's code; of C functions by their name.
     """
-    inside = False
+    known = {id(key): name for key, name in asked.items()}  # the hash of code takes long
+    tell = torch.compiler.disable(told)
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
-        nonlocal inside
-        code = frame.f_code
-        if inside or event not in ("call", "c_call"):
-            return
-        inside = True
-        try:
-            if event == "c_call" and getattr(arg, "__name__", "") in asked:
-                told(arg.__name__, frame, getattr(arg, "__self__", None))
-            elif event == "call" and code in asked and frame.f_back is not None:
-                told(code.co_name, frame.f_back, frame.f_locals.get(asked[code]))
-        finally:
-            inside = False
+        if event == "call" and id(frame.f_code) in known and frame.f_back is not None:
+            tell(frame.f_code.co_name, frame.f_back, frame.f_locals.get(known[id(frame.f_code)]))
+        elif event == "c_call" and getattr(arg, "__name__", "") in asked:
+            tell(arg.__name__, frame, getattr(arg, "__self__", None))
 
     before = sys.getprofile()
     sys.setprofile(watch)
@@ -295,7 +288,7 @@ def _inside(program: Program, compilation: Compilation) -> list[Relation]:
             number, node, later, _ = known
             reason = (
                 f"{node.name} and {later.name} are both outputs of one compiled function, so {later.name} does not "
-                f"depend on {node.name}, and {name} does not see what it sees uncompiled. Cut in two between them, the "
+                f"depend on {node.name}, and {name} finds no way from one to the other. Cut in two between them, the "
                 "compiled program is right. Move the call before the graph break, or return "
                 f"only {later.name} from what is compiled."
             )
@@ -447,10 +440,9 @@ def _with_tangents(program: Program, compilation: Compilation) -> Tried:
             for value, wanted in zip(flat_outputs(given), right, strict=True):
                 tangent = _tangent_of(wanted)
                 lost = tangent is not None and _tangent_of(value) is None
-                result.append(forward_ad.make_dual(value, tangent) if lost else value)  # type: ignore[no-untyped-call]
                 if lost and report.relation is None:
-                    here = _line(sys._getframe(1))
-                    report.relation = _lost(lines[-1] if lines else here, here)
+                    report.relation = _lost(lines[-1] if lines else _line(sys._getframe(1)))
+                result.append(forward_ad.make_dual(value, tangent) if lost else value)  # type: ignore[no-untyped-call]
             return tuple(result)
 
         return run
@@ -475,11 +467,10 @@ def _tangent_of(value: Any) -> torch.Tensor | None:
     return forward_ad.unpack_dual(value).tangent if inside else None  # type: ignore[no-untyped-call]
 
 
-def _lost(made: str | None, here: str | None) -> Relation:
-    at = "" if here is None else f" at {here.rpartition('/')[2]}"
+def _lost(source: str | None) -> Relation:
     reason = (
-        f"An argument of what is compiled{at} carries a tangent of forward-mode differentiation, which kernels do not "
-        "see: the result has none. With the tangent computed beside the kernels, the program is right. Call the "
-        "function uncompiled there, or compile one that calls torch.func.jvp."
+        "The tangent of forward-mode differentiation that an argument of compiled code carries is dropped: kernels do "
+        "not look at it, and their result has none. With the tangent computed beside the kernels, the program is "
+        "right. Call the function uncompiled there, or compile one that calls torch.func.jvp."
     )
-    return Relation("torch.autograd.forward_ad.make_dual", reason, "runtime", made, also=["make_dual"])
+    return Relation("torch.autograd.forward_ad.make_dual", reason, "runtime", source, also=["make_dual"])
