@@ -245,7 +245,7 @@ class Ladder:
                     return None
                 reports.append(msgspec.convert(outcome.value, steps.EagerReport))
                 self.file.learn(reports[-1].before[1])
-                runs.append(self.observed(reports[-1].calls))
+                runs.append(self._read(reports[-1].calls))
                 self.room.sizes.run = max(self.room.sizes.run, outcome.grown)
         if self.result.unfinished:
             return None
@@ -258,7 +258,7 @@ class Ladder:
             self.result.notes.append("the program draws random numbers: compiled random ops were made to draw as eager")
         return Reference(runs, before=before, roundoff=roundoff, draws=reports[0].moves)
 
-    def observed(self, records: Sequence[ObservationRecord]) -> list[Observation]:
+    def _read(self, records: Sequence[ObservationRecord]) -> list[Observation]:
         """The calls of a step. What they have in the file is not written again where another step gives the same."""
         for record in records:
             if record.values is not None:
@@ -283,7 +283,7 @@ class Ladder:
     def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
         """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
         assert self.reference is not None
-        calls, rung = self.observed(report.calls), self._name
+        calls, rung = self._read(report.calls), self._name
         what, text = "whether it differs", notes.UNSEEN
         try:
             if self._judge(partial(identical, self.reference, calls), bool):
@@ -322,13 +322,13 @@ class Ladder:
         assert self.reference is not None
         if self._name == self.top or known is None or not differences or any(call.raised for call in calls):
             return None
-        top = replace(self.reference, eager=[self.observed(known.calls)])
+        top = replace(self.reference, eager=[self._read(known.calls)])
         return differences if self._judge(partial(identical, top, calls), bool) else None
 
     def seen_by(self, look: Callable[[Reference, list[Observation]], T], kind: type[T], report: RungReport) -> T | None:
         """What `look` sees in a rung's calls, in a process of its own; `kind`: of what it gives."""
         assert self.reference is not None
-        return self._judge(partial(look, self.reference, self.observed(report.calls)), kind)
+        return self._judge(partial(look, self.reference, self._read(report.calls)), kind)
 
     def _judge(self, step: Callable[[], Any], kind: type[T]) -> T | None:
         """Judge in a child process, which can be ended, and whose memory goes with it; None if it did not end well."""

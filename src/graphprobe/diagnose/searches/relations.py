@@ -31,8 +31,7 @@ from graphprobe.internals.aot.backends import lookup
 from graphprobe.internals.inductor.stages import broken_after
 from graphprobe.internals.names import require
 from graphprobe.judge.effect_walk import names_of_code
-from graphprobe.judge.judging import Difference, compare
-from graphprobe.judge.uncompiled import Reference
+from graphprobe.judge.judging import Difference
 from graphprobe.judge.verdict import RungName
 
 MOST = 4
@@ -40,12 +39,18 @@ MOST = 4
 
 OTHER_TYPE = re.compile(r"is '([\w.]+)', uncompiled '(?:builtins\.)?([\w.]+)'")
 
-HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-"""Attributes of a module that no guard looks at."""
+HOOKS = {
+    "_backward_hooks": "register_full_backward_hook",
+    "_backward_pre_hooks": "register_full_backward_pre_hook",
+    "_forward_hooks": "register_forward_hook",
+    "_forward_pre_hooks": "register_forward_pre_hook",
+}
+"""Attributes of a module that have its hooks, and what registers them."""
 
+HOOKS_SWITCH = "torch._dynamo.config.skip_nnmodule_hook_guards = False"
 SWITCH = 'torch._functorch.config.backward_pass_autocast = "off"'
 
-UNGUARDED = "Compiled afresh before each call it is right: no guard checks this; torch.compiler.reset() behind the change helps."
+UNGUARDED = "No guard looks at this: compiled afresh before each call (torch.compiler.reset()) the program is right."
 
 
 R = TypeVar("R", bound=RungReport)
@@ -126,7 +131,7 @@ def _calls_seen(asked: dict[CodeType | str, str], told: Callable[[str, FrameType
         asked: the argument that is wanted, by a function's code; of C functions by their name.
     """
     known = {id(key): name for key, name in asked.items()}  # the hash of code takes long
-    tell = torch.compiler.disable(told)
+    tell = torch.compiler.disable(told)  # type: ignore[no-untyped-call]
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
         if event == "call" and id(frame.f_code) in known and frame.f_back is not None:
@@ -161,24 +166,14 @@ def _other_type(ladder: Ladder, first: Difference) -> Relation | None:
 
 
 def _hooked_later(ladder: Ladder, first: Difference) -> Relation | None:
-    """A hook of a module's backward that is there since a later call: without it all is right, and compiled afresh."""
-    program, compilation = ladder.program, ladder.compilation
-    if first.call == 0:
-        return None
-    for found in _asked(ladder, partial(_later_hooks, program, first.call)):
-        without = replace(program, between=_without_hooks(program, first.call))
-        runs = [_report(ladder, partial(step, without, compilation), RungReport) for step in (_eager, _dynamo)]
-        if any(run is None for run in runs):
-            continue
-        right, graphs = (ladder.observed(run.calls) for run in runs if run is not None)
-        reference = replace(ladder.reference, eager=[right]) if ladder.reference else Reference([right])
-        if not compare(reference, graphs) and is_unguarded(ladder, first):
-            return found
-    return None
+    """A hook that a module has since a later call: right where guards look at hooks."""
+    found = _asked(ladder, partial(_later_hooks, ladder.program, first.call)) if first.call else []
+    step = partial(_dynamo, ladder.program, ladder.compilation, skip_nnmodule_hook_guards=False)
+    return found[0] if found and _mends(ladder, step) else None
 
 
 def _hooks_of(program: Program) -> dict[tuple[str, str, int], str]:
-    """The hooks of the backward of each module of a program, with the module's name."""
+    """The hooks of each module of a program, with the module's name."""
     found = {}
     for root in program.modules():
         for name, module in root.named_modules():
@@ -188,57 +183,34 @@ def _hooks_of(program: Program) -> dict[tuple[str, str, int], str]:
 
 
 def _later_hooks(program: Program, call: int) -> list[Relation]:
-    """Hooks of modules that a program has since this call, and had not when it was compiled."""
-    lines: dict[int, tuple[str, str | None]] = {}
-    kinds = [torch.nn.Module.register_full_backward_hook, torch.nn.Module.register_full_backward_pre_hook]
-    asked: dict[CodeType | str, str] = {function.__code__: "self" for function in kinds}
-    asked[torch.nn.Module.register_backward_hook.__code__] = "self"
+    """Hooks that modules have since this call, and had not when they were compiled."""
+    lines: dict[str, tuple[str, str | None]] = {}
+    names = {id(module): name for root in program.modules() for name, module in root.named_modules()}
     before = _hooks_of(program)
 
     def told(name: str, frame: FrameType, module: Any) -> None:
-        lines[id(module)] = name, _line(frame)
+        lines[names.get(id(module), "")] = name, _line(frame)
 
-    with _calls_seen(asked, told):
+    with _calls_seen({getattr(torch.nn.Module, name).__code__: "self" for name in HOOKS.values()}, told):
         for _ in itertools.islice(program.steps(lambda fn: fn), call + 1):
             pass
-    new = dict.fromkeys(name for key, name in _hooks_of(program).items() if key not in before)
+    new = {name: HOOKS[key[1]] for key, name in _hooks_of(program).items() if key not in before}
     found = []
-    for name in list(new)[:MOST]:
-        module = next(m for root in program.modules() for n, m in root.named_modules() if n == name)
-        kind, line = lines.get(id(module), ("register_full_backward_hook", None))
+    for name, usual in new.items():
+        kind, line = lines.get(name, (usual, None))
         reason = (
-            f"The hook of module {name or 'itself'} was registered after the first call; no guard looks at hooks of a "
-            "backward, so the code compiled without it is taken again. Without the hook, and compiled afresh, the "
-            "program is right. Register it before the first call, or call torch.compiler.reset() behind it."
+            f"The hook of module {name or 'itself'} was registered after the first call, and no guard looks at hooks: "
+            f"the code that was compiled without it is taken again. With {HOOKS_SWITCH} the program is right. Or "
+            "register it before the first call."
         )
         found.append(Relation(kind, reason, "dynamo", line, name or None))
     return found
 
 
-def _without_hooks(program: Program, call: int) -> Callable[[Any, int], None]:
-    known: dict[tuple[str, str, int], str] = {}
-
-    def between(fn: Any, i: int) -> None:
-        known.update(_hooks_of(program) if i == 1 else {})
-        if program.between is not None:
-            program.between(fn, i)
-        for root in program.modules():
-            for name, module in root.named_modules():
-                for kind in HOOKS:
-                    hooks = getattr(module, kind, {})
-                    for key in [key for key in hooks if i >= 1 and (name, kind, key) not in known]:
-                        del hooks[key]
-
-    return between
-
-
-def _eager(program: Program, _: Compilation) -> RungReport:
-    return RungReport(calls=program.run(lambda fn: fn))
-
-
-def _dynamo(program: Program, compilation: Compilation) -> RungReport:
+def _dynamo(program: Program, compilation: Compilation, **settings: Any) -> RungReport:
     report = RungReport()
-    run_program(program, compilation, dynamo_rung(Watch(recorded=0)), report)
+    with require("torch._dynamo", "config", purpose="what guards look at").patch(settings):
+        run_program(program, compilation, dynamo_rung(Watch(recorded=0)), report)
     return report
 
 
