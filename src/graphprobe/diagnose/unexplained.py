@@ -18,6 +18,7 @@ from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.searches import relations
 from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.judging import Difference
@@ -51,6 +52,10 @@ def findings_for(
         with ladder.in_time("which pass of the backend is to blame"):
             given = [*given, *_of_own_backend(ladder, differences)]
             rung = first_wrong(ladder.states()) or rung
+    with ladder.in_time("whether a relation between values is to blame"):
+        ladder.on_step("culprit")
+        if found := relations.related(ladder, rung, differences):
+            return found
     given = _without_bystanders(ladder, rung, given, differences)
     return given if is_explained(rung, given) else [*given, *_unexplained(ladder, rung, differences)]
 
@@ -108,7 +113,11 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     unnamed = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
     with ladder.in_time(BLAME):
         ladder.on_step("culprit")
-        return _found(ladder, rung, differences, unnamed)
+        found = _found(ladder, rung, differences, unnamed)
+        if rung == "dynamo" and relations.is_unguarded(ladder, first):
+            for finding in found:
+                finding.reason = told_more(finding.reason, relations.UNGUARDED)
+        return found
     if first.kind in RAISED and unnamed.op is not None and unnamed.stage != "unknown":
         ladder.result.notes[-1] = ladder.result.notes[-1].replace(f"{BLAME} was not found out", ERROR_NAMES)
     return [unnamed]

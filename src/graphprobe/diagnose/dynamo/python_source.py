@@ -344,11 +344,14 @@ class Names(ast.NodeVisitor):
             self.add(f"operator.{OPERATORS.get(type(node.op), 'add')}", node, OPERATOR)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        """Comparisons tell little: they come last."""
+        """Comparisons tell little: they come last. But that two objects are one, nobody may have guarded."""
         for part in (node.left, *node.comparators):
             self.visit(part)
-        for op in node.ops:
-            self.add(f"operator.{OPERATORS[type(op)]}", node, OPERATOR)
+        for op, other in zip(node.ops, node.comparators, strict=True):
+            if isinstance(op, (ast.Is, ast.IsNot)) and not isinstance(other, ast.Constant):
+                self.add("is", node)
+            else:
+                self.add(f"operator.{OPERATORS[type(op)]}", node, OPERATOR)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         """The values first, and then how one was chosen."""

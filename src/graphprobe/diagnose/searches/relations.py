@@ -1,0 +1,448 @@
+"""Faults that are no op's but lie between values, or around the call: each found by a change that mends the program."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import torch
+from torch.autograd import forward_ad
+from torch.fx import GraphModule, Node
+
+from graphprobe.diagnose.dynamo.frame_places import places_of, users_source
+from graphprobe.diagnose.dynamo.python_culprit import functions_of, returned_names
+from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, dynamo_rung, run_program
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.engine.interpret import flat_outputs
+from graphprobe.engine.naming import module_of, op_of
+from graphprobe.engine.subgraph import CALLS, output_node
+from graphprobe.findings import Finding, Stage, told_more
+from graphprobe.internals.aot.backends import lookup
+from graphprobe.internals.inductor.stages import broken_after
+from graphprobe.internals.names import require
+from graphprobe.judge.effect_walk import names_of_code
+from graphprobe.judge.judging import Difference
+from graphprobe.judge.verdict import RungName
+
+MOST = 4
+"""Relations of one kind that are tried."""
+
+OTHER_TYPE = re.compile(r"is '([\w.]+)', uncompiled '(?:builtins\.)?([\w.]+)'")
+
+HOOKS = {
+    "_backward_hooks": "register_full_backward_hook",
+    "_backward_pre_hooks": "register_full_backward_pre_hook",
+    "_forward_hooks": "register_forward_hook",
+    "_forward_pre_hooks": "register_forward_pre_hook",
+}
+"""Attributes of a module that have its hooks, and what registers them."""
+
+HOOKS_SWITCH = "torch._dynamo.config.skip_nnmodule_hook_guards = False"
+SWITCH = 'torch._functorch.config.backward_pass_autocast = "off"'
+
+UNGUARDED = "No guard looks at this: compiled afresh before each call (torch.compiler.reset()) the program is right."
+
+
+R = TypeVar("R", bound=RungReport)
+
+
+class Relation(msgspec.Struct):
+    """What a program does that compiled code does not follow.
+
+    Attributes:
+        op, also, source, module, stage, reason: as in a finding.
+        number: of Dynamo's graph.
+        cuts: nodes of that behind which it is cut in two, which should mend the program.
+        whole: the op that then is left uncompiled.
+    """
+
+    op: str
+    reason: str
+    stage: Stage = "aot"
+    source: str | None = None
+    module: str | None = None
+    also: list[str] = []
+    number: int = 0
+    cuts: list[str] = []
+    whole: str = ""
+
+
+class Tried(RungReport):
+    """A run with something changed, and what this is."""
+
+    relation: Relation | None = None
+
+
+def related(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
+    """The relation that is to blame, as a finding; none where no change of one mends the program."""
+    first = differences[0]
+    ways: list[Callable[[Ladder, Difference], Relation | None]] = []
+    if rung == "dynamo":
+        ways = [_other_type, _hooked_later]
+    elif rung == "aot" or (rung == "plain" and ladder.compilation.is_aot_eager):
+        ways = [_cut, _autocast]
+    elif rung in ("kernels", "plain") and ladder.compilation.is_inductor and _takes_tangents(ladder.program):
+        ways = [_tangent]
+    for way in ways:
+        found = way(ladder, first)
+        if found is not None:
+            place = {name: getattr(found, name) for name in ("op", "also", "source", "module", "stage")}
+            reason = told_more(first.text, found.reason)
+            direction: Literal["forward", "backward"] = "backward" if first.where.startswith("gradients") else "forward"
+            return [Finding(kind=first.kind, reason=reason, direction=direction, worst=first.worst, **place)]
+    return []
+
+
+def is_unguarded(ladder: Ladder, first: Difference) -> bool:
+    """Whether Dynamo's graphs are right where each call gets its own."""
+    return first.call > 0 and _mends(ladder, partial(_afresh, ladder.program, ladder.compilation))
+
+
+def _mends(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
+    report = _report(ladder, step, RungReport)
+    return report is not None and not ladder.compared(report)
+
+
+def _report(ladder: Ladder, step: Callable[[], RungReport], kind: type[R]) -> R | None:
+    outcome = ladder.step(step)
+    return None if outcome.value is None else msgspec.convert(outcome.value, kind)
+
+
+def _asked(ladder: Ladder, step: Callable[[], list[Relation]]) -> list[Relation]:
+    outcome = ladder.step(step)
+    return [] if outcome.value is None else msgspec.convert(outcome.value, list[Relation])
+
+
+@contextlib.contextmanager
+def _calls_seen(asked: dict[CodeType | str, str], told: Callable[[str, FrameType, Any], None]) -> Iterator[None]:
+    """Call `told` with name, the caller's frame and an argument of each call of some functions.
+
+    Args:
+        asked: the argument that is wanted, by a function's code; of C functions by their name.
+    """
+    known = {id(key): name for key, name in asked.items()}  # the hash of code takes long
+    tell = torch.compiler.disable(told)  # type: ignore[no-untyped-call]
+
+    def watch(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call" and id(frame.f_code) in known and frame.f_back is not None:
+            tell(frame.f_code.co_name, frame.f_back, frame.f_locals.get(known[id(frame.f_code)]))
+        elif event == "c_call" and getattr(arg, "__name__", "") in asked:
+            tell(arg.__name__, frame, getattr(arg, "__self__", None))
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _line(frame: FrameType) -> str | None:
+    places = places_of(frame, _line.__code__)
+    return places[0].source if places else None
+
+
+def _other_type(ladder: Ladder, first: Difference) -> Relation | None:
+    """Something that is no tensor, and is returned as another type."""
+    types, path = OTHER_TYPE.search(first.text), first.where.partition("[")[2].rstrip("]")
+    if types is None or not first.where.startswith("outputs"):
+        return None
+    fn: Any = ladder.program.fn
+    fn = type(fn).forward if isinstance(fn, torch.nn.Module) else fn
+    names = returned_names(getattr(fn, "__func__", fn), path)
+    place = names[0].source if names else None
+    reason = f"Compiled, the {types[2]} that is returned is a {types[1].rpartition('.')[2]}"
+    return Relation(types[2], f"{reason}.", "dynamo", place, also=[named.name for named in names])
+
+
+def _hooked_later(ladder: Ladder, first: Difference) -> Relation | None:
+    """A hook that a module has since a later call: right where guards look at hooks."""
+    found = _asked(ladder, partial(_later_hooks, ladder.program, first.call)) if first.call else []
+    step = partial(_dynamo, ladder.program, ladder.compilation, skip_nnmodule_hook_guards=False)
+    return found[0] if found and _mends(ladder, step) else None
+
+
+def _hooks_of(program: Program) -> dict[tuple[str, str, int], str]:
+    """The hooks of each module of a program, with the module's name."""
+    found = {}
+    for root in program.modules():
+        for name, module in root.named_modules():
+            for kind in HOOKS:
+                found.update({(name, kind, key): name for key in getattr(module, kind, {})})
+    return found
+
+
+def _later_hooks(program: Program, call: int) -> list[Relation]:
+    """Hooks that modules have since this call, and had not when they were compiled."""
+    lines: dict[str, tuple[str, str | None]] = {}
+    names = {id(module): name for root in program.modules() for name, module in root.named_modules()}
+    before = _hooks_of(program)
+
+    def told(name: str, frame: FrameType, module: Any) -> None:
+        lines[names.get(id(module), "")] = name, _line(frame)
+
+    with _calls_seen({getattr(torch.nn.Module, name).__code__: "self" for name in HOOKS.values()}, told):
+        for _ in itertools.islice(program.steps(lambda fn: fn), call + 1):
+            pass
+    new = {name: HOOKS[key[1]] for key, name in _hooks_of(program).items() if key not in before}
+    found = []
+    for name, usual in new.items():
+        kind, line = lines.get(name, (usual, None))
+        reason = (
+            f"The hook of module {name or 'itself'} was registered after the first call, and no guard looks at hooks: "
+            f"the code that was compiled without it is taken again. With {HOOKS_SWITCH} the program is right. Or "
+            "register it before the first call."
+        )
+        found.append(Relation(kind, reason, "dynamo", line, name or None))
+    return found
+
+
+def _dynamo(program: Program, compilation: Compilation, **settings: Any) -> RungReport:
+    report = RungReport()
+    with require("torch._dynamo", "config", purpose="what guards look at").patch(settings):
+        run_program(program, compilation, dynamo_rung(Watch(recorded=0)), report)
+    return report
+
+
+def _afresh(program: Program, compilation: Compilation) -> RungReport:
+    """The program on Dynamo's graphs, all of them dropped before each call."""
+
+    def between(fn: Any, i: int) -> None:
+        if program.between is not None:
+            program.between(fn, i)
+        torch.compiler.reset()
+
+    return _dynamo(replace(program, between=between), compilation)
+
+
+def _cut(ladder: Ladder, first: Difference) -> Relation | None:
+    """The first relation inside of a graph that is mended where the graph is cut."""
+    found = _asked(ladder, partial(_inside, ladder.program, ladder.compilation))
+    step = partial(_in_parts, ladder.program, ladder.compilation)
+    return next((one for one in found[:MOST] if _mends(ladder, partial(step, one))), None)
+
+
+def _inside(program: Program, compilation: Compilation) -> list[Relation]:
+    """Outputs of one graph that are differentiated by each other, and memory that is exchanged inside of a graph."""
+    watch, found = Watch(recorded=0), dict[tuple[int, str, str], Relation]()
+    made: dict[int, tuple[int, Node, Node, torch.Tensor]] = {}
+    whole = aot_rung(watch)
+
+    def backend(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        compiled, number = whole(gm, inputs, **settings), len(watch.dynamo) - 1
+        nodes = flat_outputs(output_node(gm).args[0])
+
+        def run(*args: Any) -> Any:
+            result = compiled(*args)
+            pairs = [(n, v) for n, v in zip(nodes, flat_outputs(result), strict=False) if _is_differentiable(v)]
+            for node, value in pairs:
+                later = next((other for other, _ in pairs if other is not node and node in _behind(other)), None)
+                if later is not None:
+                    made[id(value)] = number, node, later, value
+            return result
+
+        return run
+
+    def told(name: str, frame: FrameType, given: Any) -> None:
+        for tensor in tensors_of([given]):
+            if (known := made.get(id(tensor))) is None or known[3] is not tensor:
+                continue
+            number, node, later, _ = known
+            reason = (
+                f"{node.name} and {later.name} are both outputs of one compiled function, so {later.name} does not "
+                f"depend on {node.name}, and {name} finds no way from one to the other. Cut in two between them, the "
+                "compiled program is right. Move the call before the graph break, or return "
+                f"only {later.name} from what is compiled."
+            )
+            api = f"torch.autograd.{name}" if name == "grad" else f"Tensor.{name}"
+            relation = Relation(api, reason, "aot", _line(frame), also=[name], number=number, cuts=[node.name])
+            found.setdefault((number, node.name, name), relation)
+
+    asked: dict[CodeType | str, str] = {
+        torch.Tensor.register_hook.__code__: "self",
+        torch.autograd.grad.__code__: "inputs",
+        torch.Tensor.backward.__code__: "inputs",
+        torch.autograd.backward.__code__: "inputs",
+        "retain_grad": "self",
+    }
+    with _calls_seen(asked, told):
+        run_program(program, compilation, backend, RungReport())
+    return [*found.values(), *_exchanged(watch)]
+
+
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+
+
+def _behind(node: Node) -> set[Node]:
+    """All nodes that a node is computed from."""
+    found: set[Node] = set()
+    edge = [node]
+    while edge:
+        new = [n for n in edge.pop().all_input_nodes if n not in found]
+        found.update(new)
+        edge += new
+    return found
+
+
+def _in_parts(program: Program, compilation: Compilation, relation: Relation) -> RungReport:
+    """The program on AOTAutograd's graphs, with one of Dynamo's cut in parts; parts with an op stay uncompiled."""
+    report, count, whole = RungReport(), itertools.count(), aot_rung(Watch(recorded=0))
+
+    def part(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        left = any(op_of(node) == relation.whole for node in gm.graph.nodes if node.op in CALLS)
+        return gm.forward if left else whole(gm, inputs, **settings)
+
+    def backend(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        if next(count) != relation.number:
+            return whole(gm, inputs, **settings)
+        for name in relation.cuts:
+            gm = broken_after(gm, next(n for n in gm.graph.nodes if n.name == name))
+        parts = torch.compile(gm, backend=part, dynamic=compilation.dynamic)
+        return lambda *args: parts(*args)
+
+    run_program(program, replace(compilation, fullgraph=False), backend, report)
+    return report
+
+
+def _exchanged(watch: Watch) -> list[Relation]:
+    found = list[Relation]()
+    for number, graph in enumerate(watch.dynamo):
+        for node in (n for n in graph.graph.graph.nodes if n.op in CALLS and op_of(n).endswith(".set_")):
+            name = str(node.args[0]).removeprefix("l_").strip("_")
+            reason = (
+                f"Assigning to its data gives {name} other memory (set_), and AOTAutograd does not keep apart what was "
+                "taken from it before. Run uncompiled, with the rest compiled, the program is right. Move the "
+                "assignment out of what is compiled, or copy with copy_()."
+            )
+            where = users_source(node), module_of(node)
+            also, cuts = ["aten.set_.source_Tensor"], [node.prev.name, node.name]
+            found.append(Relation("torch.Tensor.set_", reason, "aot", *where, also, number, cuts, op_of(node)))
+    return found
+
+
+def _autocast(ladder: Ladder, first: Difference) -> Relation | None:
+    """Autocast around the call, under which the backward is made: right where the backward is made without."""
+    if not ladder.program.grad and first.kind not in ("wrong_gradient", "crash_runtime", "extra_exception"):
+        return None
+    tried = _report(ladder, partial(_backward_apart, ladder.program, ladder.compilation), Tried)
+    mended = tried is not None and tried.relation is not None and not ladder.compared(tried)
+    return tried.relation if tried is not None and mended else None
+
+
+def _backward_apart(program: Program, compilation: Compilation) -> Tried:
+    """The program on AOTAutograd's graphs with no autocast in the backward, and the op whose backward is another."""
+    report, plain, off = Tried(), Watch(recorded=0), Watch(recorded=0)
+    outer: list[str] = []
+
+    def backend(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        outer.extend(device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
+        return aot_rung(off)(gm, inputs, **settings)
+
+    with require("torch._functorch", "config", purpose="the backward").patch(backward_pass_autocast="off"):
+        run_program(program, compilation, backend, report)
+    if not outer:
+        return report
+    run_program(program, compilation, aot_rung(plain), RungReport())
+    node = _other_dtype(plain, off)
+    if node is not None:
+        number, name = node
+        graph = plain.dynamo[number].graph.graph
+        made = next((n for n in graph.nodes if n.name == name), None)
+        op = op_of(made) if made is not None else name
+        where = (users_source(made), module_of(made)) if made is not None else (None, None)
+        reason = (
+            f"The call runs under autocast ({outer[0]}), and AOTAutograd makes the whole backward under it; uncompiled "
+            f"each op's backward runs in the dtype of its forward. With {SWITCH} the program is right."
+        )
+        report.relation = Relation(op, reason, "aot", *where, also=[op.rpartition(".")[2]])
+    return report
+
+
+def _other_dtype(plain: Watch, off: Watch) -> tuple[int, str] | None:
+    """The first op of Dynamo's graphs whose backward computes in another dtype: number of the graph, and node."""
+    for mine, other in zip(_computing(plain), _computing(off), strict=False):
+        if mine[1:] != other[1:]:
+            return mine[0], mine[1]
+    return None
+
+
+def _computing(watch: Watch) -> list[tuple[int, str, str, Any]]:
+    """What the backward graphs compute: graph, the forward's node, op and dtype; conversions and views left out."""
+    found = []
+    for graph in watch.graphs:
+        for node in graph.graph.graph.nodes if graph.direction == "backward" else ():
+            stack = node.meta.get("fwd_source_fn_stack")
+            if stack and node.op in CALLS and not re.search(r"_to_copy|\.t\.|view|expand|permute", op_of(node)):
+                dtype = getattr(node.meta.get("val"), "dtype", None)
+                found.append((graph.owner, str(stack[-1][0]), op_of(node), dtype))
+    return found
+
+
+def _tangent(ladder: Ladder, first: Difference) -> Relation | None:
+    """A tangent of forward mode that kernels do not carry on: right where it is computed beside them."""
+    tried = _report(ladder, partial(_with_tangents, ladder.program, ladder.compilation), Tried)
+    mended = tried is not None and tried.relation is not None and not ladder.compared(tried)
+    return tried.relation if tried is not None and mended else None
+
+
+def _with_tangents(program: Program, compilation: Compilation) -> Tried:
+    """The compiled program, where each graph's outputs get the tangents that they have uncompiled."""
+    report, inductor = Tried(), lookup("inductor")
+    lines: list[str | None] = []
+
+    def backend(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        compiled = inductor(gm, inputs, **settings)
+
+        def run(*args: Any) -> Any:
+            if all(_tangent_of(t) is None for t in tensors_of(args)):
+                return compiled(*args)
+            right, given = flat_outputs(gm.forward(*args)), compiled(*args)
+            result = []
+            for value, wanted in zip(flat_outputs(given), right, strict=True):
+                tangent = _tangent_of(wanted)
+                lost = tangent is not None and _tangent_of(value) is None
+                if lost and report.relation is None:
+                    report.relation = _lost(lines[-1] if lines else _line(sys._getframe(1)))
+                result.append(forward_ad.make_dual(value, tangent) if lost else value)  # type: ignore[no-untyped-call]
+            return tuple(result)
+
+        return run
+
+    def told(name: str, frame: FrameType, given: Any) -> None:
+        lines.append(_line(frame))
+
+    with _calls_seen({forward_ad.make_dual.__code__: "tensor"}, told):
+        run_program(program, compilation, backend, report)
+    return report
+
+
+def _takes_tangents(program: Program) -> bool:
+    """Whether a tangent may be on the way: of an argument, or since the program's code names what makes one."""
+    names = {name for function in functions_of(program.fn) for name in names_of_code(function.__code__)}
+    given = tensors_of(list(program.calls))
+    return bool(names & {"make_dual", "jvp"}) or any(_tangent_of(tensor) is not None for tensor in given)
+
+
+def _tangent_of(value: Any) -> torch.Tensor | None:
+    inside = isinstance(value, torch.Tensor) and forward_ad._current_level >= 0
+    return forward_ad.unpack_dual(value).tangent if inside else None  # type: ignore[no-untyped-call]
+
+
+def _lost(source: str | None) -> Relation:
+    reason = (
+        "The tangent of forward-mode differentiation that an argument of compiled code carries is dropped: kernels do "
+        "not look at it, and their result has none. With the tangent computed beside the kernels, the program is "
+        "right. Call the function uncompiled there, or compile one that calls torch.func.jvp."
+    )
+    return Relation("torch.autograd.forward_ad.make_dual", reason, "runtime", source, also=["make_dual"])
