@@ -27,8 +27,7 @@ import torch
 
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
-from graphprobe.internals.tensors.plain_tensors import WeakStorages
-from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.internals.tensors import WeakStorages, tree_leaves
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
 from graphprobe.numerics.noise import Array, Float64Array, Noise, flat, sigma_from_runs, typical_magnitude

@@ -38,13 +38,7 @@ Begun = TypeVar("Begun")
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @program_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def command(
-    quiet: bool,
-    module: str | None,
-    code: str | None,
-    program: tuple[str, ...],
-    **values: Any,
-) -> None:
+def command(quiet: bool, module: str | None, code: str | None, program: tuple[str, ...], **values: Any) -> None:
     """Run a program and collect every stage of its compilations.
 
     The program runs as `python` would run it. Its own arguments stand behind its name. It ends with its own exit code,

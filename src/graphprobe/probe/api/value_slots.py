@@ -29,7 +29,7 @@ from graphprobe.engine.tensor_stats import (
 )
 from graphprobe.internals.operators.api_calls import own_buffers, own_parameters
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.plain_tensors import (
+from graphprobe.internals.tensors import (
     PLAIN_TYPES,
     is_backed,
     is_lazy,
@@ -189,16 +189,7 @@ class Values:
         if known.payload is None and not callable(stats):
             return ApiSlot(name, role, known.meta, stats, None, "", False, known.missing, tensor.requires_grad, held)
         return RawSlot(
-            name,
-            role,
-            known.meta,
-            stats,
-            None,
-            known.payload,
-            known.sampled,
-            known.missing,
-            tensor.requires_grad,
-            held,
+            name, role, known.meta, stats, None, known.payload, known.sampled, known.missing, tensor.requires_grad, held
         )
 
     def forget(self, tensor: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from graphprobe.engine.tensor_stats import readable, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.plain_tensors import span_of
+from graphprobe.internals.tensors import span_of
 from graphprobe.probe.dump.running import Values
 from graphprobe.probe.dump.traits import OpTraits, Signs, largest
 

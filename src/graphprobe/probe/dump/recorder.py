@@ -11,7 +11,7 @@ import torch
 
 from graphprobe.dump_plan import Chosen, DumpPlan, ModelEntry, OpChooser
 from graphprobe.engine.tensor_stats import Forms, TensorForm, meta_of, stats_in_memory
-from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_plain
+from graphprobe.internals.tensors import PLAIN_TYPES, is_plain
 from graphprobe.probe.dump.running import (
     DumpGraph,
     DumpModel,

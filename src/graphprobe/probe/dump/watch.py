@@ -14,7 +14,7 @@ from graphprobe.dump_plan import DumpPlan
 from graphprobe.engine.tensor_stats import readable, stats_async, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.plain_tensors import WeakMemory, span_of, version_of
+from graphprobe.internals.tensors import WeakMemory, span_of, version_of
 from graphprobe.probe.dump.running import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
 from graphprobe.probe.dump.tensors import is_tensor
