@@ -385,9 +385,6 @@ def _source(op: Overload, args: tuple[Any, ...]) -> torch.Tensor | None:
     return source if isinstance(source, torch.Tensor) and is_plain(source) else None
 
 
-# --- the judgement ----------------------------------------------------------------------------------------------------
-
-
 def judge_narrow(
     candidate: torch.Tensor,
     eager: Sequence[torch.Tensor],

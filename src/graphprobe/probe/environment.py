@@ -51,15 +51,6 @@ def default_root(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("TORCH_COMPILE_DEBUG_DIR") or ".") / layout.ROOT
 
 
-def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that bear on a compile, without anything that looks like a secret."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if (name in ENV_NAMES or name.startswith(ENV_PREFIXES)) and not any(s in name.upper() for s in SECRETS)
-    }
-
-
 def torch_facts() -> dict[str, Any]:
     """torch's version and devices, as far as the program has imported torch; never imports it."""
     torch = sys.modules.get("torch")
@@ -85,7 +76,11 @@ def manifest(settings: Settings) -> Manifest:
         rank=rank() or 0,
         world_size=world_size(),
         host=socket.gethostname(),
-        env=kept_environment(os.environ),
+        env={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if (name in ENV_NAMES or name.startswith(ENV_PREFIXES)) and not any(s in name.upper() for s in SECRETS)
+        },
         settings=settings.as_manifest(),
         started_ns=time.time_ns(),
         **torch_facts(),

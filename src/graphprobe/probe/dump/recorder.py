@@ -168,8 +168,6 @@ class OpRecorder(OpObserver):
         self._due = False
         self._lock = threading.Lock()
 
-    # -- OpObserver ---------------------------------------------------------------------------------------------------
-
     def wants(self, graph: DumpGraph) -> frozenset[int]:
         entries = self._plan.entries_for(*graph.model.names)
         with self._lock:
@@ -229,8 +227,6 @@ class OpRecorder(OpObserver):
         else:
             why = "no op is selected in any graph"
         return [*found, f"nothing was dumped: {why}"]
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _choose(self, entries: tuple[ModelEntry, ...], ops: Sequence[GraphOp]) -> list[Chosen | None]:
         scoped = any(op.scoped for op in ops)
