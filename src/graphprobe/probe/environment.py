@@ -34,15 +34,15 @@ ENV_NAMES = frozenset(
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
-def rank(environ: Mapping[str, str] | None = None) -> int | None:
+def rank() -> int | None:
     """The distributed rank that the launcher set, None in a plain process."""
-    value = (os.environ if environ is None else environ).get("RANK", "")
+    value = os.environ.get("RANK", "")
     return int(value) if value.isdecimal() else None
 
 
-def world_size(environ: Mapping[str, str] | None = None) -> int:
+def world_size() -> int:
     """Number of ranks that the launcher set, 1 in a plain process."""
-    value = (os.environ if environ is None else environ).get("WORLD_SIZE", "")
+    value = os.environ.get("WORLD_SIZE", "")
     return int(value) if value.isdecimal() else 1
 
 

@@ -64,7 +64,7 @@ def first_run(
     def begin(name: str, detail: str) -> int | None:
         try:
             facts = {"model": where.model, "direction": where.direction, "compile_id": where.compile_id}
-            return steps.begin(COMPONENT, name, detail, **facts)  # type: ignore[arg-type]
+            return steps.begin(COMPONENT, name, detail, **facts)
         except Exception as error:
             failed("step of a launch", error)
             return None
