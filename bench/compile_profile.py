@@ -32,7 +32,7 @@ from torch._inductor.utils import fresh_cache
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import graphprobe
-from graphprobe.internals.timing.compile_timing import SpanRecorder
+from graphprobe.internals.compile_timing import SpanRecorder
 
 
 def cpu_s() -> float:

@@ -47,7 +47,7 @@ def child(what: str, target: str, folder: Path, fault: str) -> None:
 
     import graphprobe
     from graphprobe.diagnose.program import weighted_sum
-    from graphprobe.internals.tensors.trees import tree_leaves
+    from graphprobe.internals.tensors import tree_leaves
 
     def on_step(name: str) -> None:
         with (folder / "steps").open("a", encoding="utf-8") as file:

@@ -44,13 +44,12 @@ if TYPE_CHECKING:
     )
     from graphprobe.export.forms import Exported, export
     from graphprobe.findings import Diagnosis, Finding
-    from graphprobe.probe.active import disable
+    from graphprobe.probe.active import disable, observe_pass
     from graphprobe.probe.api.dump import ApiDumper, dump
     from graphprobe.probe.api.overflow import OverflowFoundError
-    from graphprobe.probe.observe_pass import observe_pass
     from graphprobe.probe.profile import profile
     from graphprobe.probe.recompile_watch import Recompiles, recompiles
-    from graphprobe.report.notebook import html_of as _html_of  # noqa: F401  # for rooms before its own, see `shown`
+    from graphprobe.report.notebook import html_of as _html_of  # noqa: F401  # for rooms before its own, see `faces`
     from graphprobe.report.notebook import text_of as _text_of  # noqa: F401
     from graphprobe.report.notebook import verdict_line as _verdict_of  # noqa: F401
     from graphprobe.store.calls import Call, CallDump, CallSlot

@@ -302,7 +302,7 @@ def _path(argument: str, value: Any) -> Path:
 
 def _check_amounts(function: str, **given: object) -> None:
     for name, value in given.items():
-        if value is not None and not _is_amount(value):
+        if value is not None and not (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
             raise UsageError(f"{function}({name}={value!r}): it takes a number above 0")
 
 
@@ -320,10 +320,6 @@ def _check_search(hints: object, fail_regex: str | None, max_calls: object) -> N
         re.compile(fail_regex or "")
     except (re.error, TypeError) as error:
         raise UsageError(f"reduce(fail_regex={fail_regex!r}): it is no regular expression: {error}") from error
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a package shows to others: names that load on first use, or a call of the function of its name."""
+"""What packages and results show to others: names that load on first use, a call, the text of the terminal."""
 
 from __future__ import annotations
 
@@ -85,3 +85,21 @@ def function_of(package: CallablePackage) -> Any:
     """The function, whose module is imported for it."""
     home = importlib.import_module(vars(package)["_function_home"])
     return getattr(home, package.__name__.rpartition(".")[2])
+
+
+class ShowsItself:
+    """Mixin of a result: `print` shows the text of the terminal, a notebook a card with the verdict first.
+
+    Both are made in a room behind that of the results, and the package hands them over.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(sys.modules["graphprobe"]._text_of(self))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {sys.modules['graphprobe']._verdict_of(self)}; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        return str(sys.modules["graphprobe"]._html_of(self))

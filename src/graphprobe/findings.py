@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from graphprobe.shown import ShowsItself
+from graphprobe.faces import ShowsItself
 
 T = TypeVar("T")
 

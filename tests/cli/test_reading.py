@@ -11,7 +11,7 @@ from click.testing import Result
 
 from cli.calling import FUSED, START, call, command_of, record
 from cli.captures import CAPTURES, SHOWN, TIMED, WIDTHS, capture, make_data, masked, too_wide
-from graphprobe.cli import dump_api, dump_graph
+from graphprobe.cli import dumps
 from graphprobe.cli.main import COMMANDS, GROUPS
 from graphprobe.cli.output import JSON_METAVAR, word_of_json
 from graphprobe.records import SCHEMA_VERSION, Where
@@ -171,10 +171,10 @@ def test_the_help_is_grouped_and_begins_with_diagnose() -> None:
 def test_steps_and_folder_are_for_the_dump_that_is_asked_for(
     given: dict[str, str], environ: dict[str, str], calls: tuple[Any, Any], graphs: tuple[Any, Any]
 ) -> None:
-    names = [f"{dump_api.PREFIX}{name}" for name in ("data", "config", "steps", "path")]
-    names += [f"{dump_graph.PREFIX}{name}" for name in ("dump_data", "dump_config_path", "dump_debug")]
+    names = [f"{dumps.CALL_PREFIX}{name}" for name in ("data", "config", "steps", "path")]
+    names += [f"{dumps.GRAPH_PREFIX}{name}" for name in ("dump_data", "dump_config_path", "dump_debug")]
     values: dict[str, Any] = dict.fromkeys(names) | {"api_steps": "3", "api_path": "there"} | given
-    dump_graph.share(values, environ)
+    dumps.share(values, environ)
     assert (values["api_steps"], values["api_path"]) == calls
     assert (values.get("dump_dump_step"), values.get("dump_dump_path")) == graphs
 

@@ -15,7 +15,7 @@ import pytest
 from cli.calling import Python
 from conftest import ROOT, Finished
 from graphprobe.cli.commands.run import command
-from graphprobe.cli.dump_graph import SPELLED, plan_of
+from graphprobe.cli.dumps import SPELLED, plan_of
 from graphprobe.compare import open_dump as open_calls
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.errors import DumpConfigError, SettingError, UsageError

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch._inductor.compile_fx  # so that every module that is patched is there
 
+from graphprobe.internals import compile_timing
 from graphprobe.internals.bus import resolve
+from graphprobe.internals.compile_timing import FUNCTIONS, CompileTiming, SpanRecorder
 from graphprobe.internals.names import LOSES, NAMES
-from graphprobe.internals.timing import compile_timing
-from graphprobe.internals.timing.compile_timing import FUNCTIONS, CompileTiming, SpanRecorder
 
 
 def raw_values() -> dict[str, tuple[Any, bool]]:

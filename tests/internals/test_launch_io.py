@@ -12,8 +12,8 @@ import torch
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.inductor import lowered_graph as lowering
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph, watched, watched_lowering
-from graphprobe.internals.launches.launch_io import LaunchIO, Use, kernel_source, launch_ios
-from graphprobe.internals.launches.launches import Launching, LaunchTap
+from graphprobe.internals.launch_io import LaunchIO, Use, kernel_source, launch_ios
+from graphprobe.internals.launches import Launching, LaunchTap
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graphprobe.internals.launches.launches import LaunchTap, kernel_names
+from graphprobe.internals.launches import LaunchTap, kernel_names
 
 PROGRAM = Path(__file__).parent / "programs" / "launch_order.py"
 CASES = ("mlp", "conv", "dropout", "cond_true", "cond_false", "fallbacks")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphprobe.internals import tensors as plain_tensors
 from graphprobe.internals.operators.operators import decomposed_while_traced
-from graphprobe.internals.tensors import plain_tensors
-from graphprobe.internals.tensors.plain_tensors import (
+from graphprobe.internals.tensors import (
     WeakMemory,
     WeakStorages,
     is_plain,
@@ -21,7 +21,7 @@ from graphprobe.internals.tensors.plain_tensors import (
 COUNTS = '''
 import os, sys, threading, time
 import torch
-from graphprobe.internals.tensors.plain_tensors import is_plain
+from graphprobe.internals.tensors import is_plain
 
 turns = [0]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch._inductor.graph import GraphLowering
 
-from graphprobe.internals.launches.launch_io import declarations, kernel_source, launch_ios, signatures
-from graphprobe.internals.launches.launches import LaunchTap
+from graphprobe.internals.launch_io import declarations, kernel_source, launch_ios, signatures
+from graphprobe.internals.launches import LaunchTap
 
 NO_TRITON = (
     "triton is not installed: torch's wheel for the CPU has none, and Inductor's generator of Triton code imports it"

@@ -1,7 +1,7 @@
 """From a launch back to the nodes it carries out."""
 
 from graphprobe.internals.ir.records import IRBuffer, IRNode
-from graphprobe.internals.launches.launch_io import buffers_by_line
+from graphprobe.internals.launch_io import buffers_by_line
 from graphprobe.probe.lowering import nodes_by_launch
 
 CODE = """

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from graphprobe.backends.graphs import Mode, ModeInterpreter, debug_backend, has_higher_order, of_torch
 from graphprobe.errors import UsageError
-from graphprobe.internals.aot.backends import (
+from graphprobe.internals.aot_backends import (
     Edit,
     aot_compile,
     boxed_call,

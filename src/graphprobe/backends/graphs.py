@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.errors import GraphprobeWarning, UsageError
-from graphprobe.internals.aot.backends import is_higher_order, lookup
+from graphprobe.internals.aot_backends import is_higher_order, lookup
 from graphprobe.internals.operators.operators import operator_of
 
 BackendFunction = Callable[..., Any]

@@ -15,7 +15,7 @@ import torch
 
 from graphprobe.backends.graphs import BackendFunction
 from graphprobe.errors import UsageError
-from graphprobe.internals.aot.backends import lookup
+from graphprobe.internals.aot_backends import lookup
 
 _FAULTY_OPTIONS = {
     "op": "the call to hit: relu, torch.relu, aten.mm, aten.add.Tensor, or a pattern such as aten.*",

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from graphprobe.backends.graphs import copy_graph_module, debug_backend
 from graphprobe.errors import GraphprobeError
-from graphprobe.internals.aot.backends import aot_compile, boxed_call, is_higher_order
+from graphprobe.internals.aot_backends import aot_compile, boxed_call, is_higher_order
 from graphprobe.internals.dynamo.compile_facts import calls_of
 
 NUMBERS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool), (bool, bool), (int, int))

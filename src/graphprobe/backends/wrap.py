@@ -15,7 +15,7 @@ import torch
 from graphprobe.compiler_config import CompilerConfig
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError, UsageError
-from graphprobe.internals.aot.backends import inductor_with_mode, lookup
+from graphprobe.internals.aot_backends import inductor_with_mode, lookup
 from graphprobe.internals.dynamo.compile_calls import CompileSettings, default_backend
 from graphprobe.probe import active
 from graphprobe.settings import BackendSettings, Settings, resolve

@@ -35,7 +35,7 @@ from graphprobe.compare.result import (
 from graphprobe.compare.result_file import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
 from graphprobe.errors import NotComparableError
-from graphprobe.shown import ShowsItself
+from graphprobe.faces import ShowsItself
 from graphprobe.store.calls import Call, CallDump, both_with_statistics
 
 GRAPH_FORMAT = "graphprobe-graph"

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from graphprobe.compat.ptdbg_collect import (
     Collecting,
     checked_dump_path,
-    checked_dump_step,
+    checked_option,
     checked_output,
-    checked_overflow_nums,
     checked_pair,
     checked_seed,
     checked_switch,
@@ -126,12 +125,12 @@ def register_hook(model: Any, hook: Any, **kwargs: Any) -> None:
             f"model is a {type(model).__name__}: expected a torch.nn.Module", hint="pass the model that is trained"
         )
     if hook is acc_cmp_dump:
-        step = checked_dump_step(kwargs)
+        step = checked_option("acc_cmp_dump", kwargs)
         if _tool.collecting is not None:
             raise UsageError("register_hook while the dump is on", hint='call set_dump_switch("OFF") first')
         _tool.dump_step = step
     elif hook is overflow_check:
-        _watch_overflows(checked_overflow_nums(kwargs))
+        _watch_overflows(checked_option("overflow_check", kwargs))
     else:
         raise UsageError(
             f"hook={getattr(hook, '__name__', hook)!r}: expected acc_cmp_dump or overflow_check of this module",

@@ -23,8 +23,15 @@ MODES = {1: "all", 2: "list", 3: "range", 4: "stack"}
 """Of `set_dump_switch`."""
 
 SEED = Option("seed", "number", most=2**32 - 1)
-DUMP_STEP = Option("dump_step", "number", 1, least=1, most=100)
-OVERFLOW_NUMS = Option("overflow_nums", "number", 1, least=1)
+HOOKS = {
+    "acc_cmp_dump": (
+        Option("dump_step", "number", 1, least=1, most=100),
+        "1 keeps every element, 2 every second of the middle, and so on",
+    ),
+    "overflow_check": (Option("overflow_nums", "number", 1, least=1), "3 stops the training at the third overflow"),
+}
+"""The option of each hook of `register_hook`, and a hint."""
+
 COMPARE_KEYS = ("npu_pkl_path", "bench_pkl_path", "npu_dump_data_dir", "bench_dump_data_dir")
 _EXAMPLE = '"1478_Tensor_permute" or "1484_Tensor_transpose_forward"'
 
@@ -118,18 +125,16 @@ def _check_order(names: tuple[PtdbgName, ...], texts: tuple[str, ...]) -> None:
         )
 
 
-def checked_dump_step(options: Mapping[str, Any]) -> int:
-    """`dump_step` of `register_hook(model, acc_cmp_dump, ...)`."""
-    _check_known(options, DUMP_STEP, "acc_cmp_dump")
-    hint = "1 keeps every element, 2 every second of the middle, and so on"
-    return _checked_number(DUMP_STEP, options.get("dump_step", DUMP_STEP.default), hint)
-
-
-def checked_overflow_nums(options: Mapping[str, Any]) -> int:
-    """`overflow_nums` of `register_hook(model, overflow_check, ...)`."""
-    _check_known(options, OVERFLOW_NUMS, "overflow_check")
-    hint = "3 stops the training at the third overflow"
-    return _checked_number(OVERFLOW_NUMS, options.get("overflow_nums", OVERFLOW_NUMS.default), hint)
+def checked_option(hook: str, options: Mapping[str, Any]) -> int:
+    """The option of `register_hook(model, hook, ...)`: `dump_step` of `acc_cmp_dump`, else `overflow_nums`."""
+    row, hint = HOOKS[hook]
+    for name, value in options.items():
+        if name != row.name:
+            raise UsageError(
+                f"{name}={value!r}: register_hook(model, {hook}) takes {row.name}",
+                hint=f"register_hook(model, {hook}, {row.name}=1)",
+            )
+    return _checked_number(row, options.get(row.name, row.default), hint)
 
 
 def _checked_number(row: Option, value: Any, hint: str) -> int:
@@ -137,15 +142,6 @@ def _checked_number(row: Option, value: Any, hint: str) -> int:
     if number is None:
         raise UsageError(f"{row.name}={value!r}: expected {row.accepted()}", hint=hint)
     return int(number)
-
-
-def _check_known(options: Mapping[str, Any], row: Option, hook: str) -> None:
-    for name, value in options.items():
-        if name != row.name:
-            raise UsageError(
-                f"{name}={value!r}: register_hook(model, {hook}) takes {row.name}",
-                hint=f"register_hook(model, {hook}, {row.name}=1)",
-            )
 
 
 def checked_pair(param: Any) -> dict[str, Path]:
@@ -319,12 +315,7 @@ def lines_of_call(pkl: Any, text: Any) -> Iterator[str]:
 
 
 def _is_wanted(name: PtdbgName, wanted: PtdbgName, text: str) -> bool:
-    same = (name.kind, name.name, name.number, name.counted) == (
-        wanted.kind,
-        wanted.name,
-        wanted.number,
-        wanted.counted,
-    )
+    same = (name.kind, name.name, name.number, name.counted) == wanted[1:5]
     either = not text.endswith(("_forward", "_backward"))
     return same and (either or name.direction == wanted.direction)
 

@@ -18,7 +18,7 @@ from graphprobe.diagnose.local import NEAR_ONE, LocalError, base_name, comparabl
 from graphprobe.engine.reference import is_noisy, leaves
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.operators.operators import Overload
-from graphprobe.internals.tensors.trees import tree_map
+from graphprobe.internals.tensors import tree_map
 from graphprobe.numerics.dtypes import limit_named
 from graphprobe.store.calls import Call, CallDump, CallSlot, Scalar
 

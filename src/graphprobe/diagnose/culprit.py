@@ -27,7 +27,7 @@ from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Kind
-from graphprobe.internals.aot.backends import lookup
+from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.inductor.stages import broken_after, copy_graph
 from graphprobe.judge.judging import compare
 from graphprobe.judge.uncompiled import Reference

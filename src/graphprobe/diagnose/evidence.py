@@ -25,7 +25,7 @@ from graphprobe.errors import UnsupportedTorchError
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.operators.operators import decomposed_while_traced
-from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.internals.tensors import tree_leaves
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, Loops

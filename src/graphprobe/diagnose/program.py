@@ -20,7 +20,7 @@ from graphprobe.engine.undefined import DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import why_not, window
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.trees import tree_leaves, tree_map
+from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
 from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe, reachable_modules
 from graphprobe.numerics.verdict import NARROW

@@ -40,7 +40,7 @@ from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import EXIT_OK, GraphprobeError
 from graphprobe.findings import Finding, Kind, Stage, kind_of_death, told_more
-from graphprobe.internals.aot.backends import boxed_call
+from graphprobe.internals.aot_backends import boxed_call
 from graphprobe.internals.inductor.stages import stop_after
 from graphprobe.judge.judging import log_of, worst_of
 from graphprobe.judge.stage_table import stage_of

@@ -24,8 +24,8 @@ from graphprobe.engine.subgraph import exposed
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import Finding, LargestZ, Latent
-from graphprobe.internals.aot.aot_taps import compilers_watched
-from graphprobe.internals.aot.backends import aot_compile, boxed_call
+from graphprobe.internals.aot_backends import aot_compile, boxed_call
+from graphprobe.internals.aot_taps import compilers_watched
 from graphprobe.internals.inductor import stages
 from graphprobe.internals.inductor.executable_snapshots import OwnPasses, PassLog, Snapshots
 from graphprobe.internals.inductor.lowered_graph import watched_lowering

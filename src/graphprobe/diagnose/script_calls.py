@@ -196,7 +196,7 @@ class CallsSoFar:
             return
         import torch
 
-        from graphprobe.internals.tensors.trees import tree_leaves
+        from graphprobe.internals.tensors import tree_leaves
 
         given: dict[int, Any] = {}
         try:

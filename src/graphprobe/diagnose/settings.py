@@ -27,7 +27,7 @@ from graphprobe.diagnose.dossier.own_backend import (
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.engine.naming import is_library
 from graphprobe.findings import Finding
-from graphprobe.internals.aot.backends import registered
+from graphprobe.internals.aot_backends import registered
 from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.dynamo.compile_facts import calling_line
 from graphprobe.internals.names import require

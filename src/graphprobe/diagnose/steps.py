@@ -51,7 +51,7 @@ from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
 from graphprobe.findings import Finding, LargestZ, Latent
-from graphprobe.internals.aot.backends import lookup
+from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.caches import bypassed, caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
 from graphprobe.internals.inductor.executable_snapshots import OwnPasses
@@ -60,8 +60,8 @@ from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.verdict import RungName
+from graphprobe.probe.active import observe_pass
 from graphprobe.probe.frames.sources import is_own
-from graphprobe.probe.observe_pass import observe_pass
 
 log = logging.getLogger(__name__)
 

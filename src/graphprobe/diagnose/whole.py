@@ -28,9 +28,9 @@ from graphprobe.engine.naming import VIEWS_AND_SUCH, aten_ops, module_of, op_of,
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage
-from graphprobe.internals.aot.backends import is_higher_order
+from graphprobe.internals.aot_backends import is_higher_order
 from graphprobe.internals.inductor.stages import copy_graph
-from graphprobe.internals.tensors.trees import tree_map
+from graphprobe.internals.tensors import tree_map
 from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of

@@ -13,7 +13,7 @@ from graphprobe.engine.memory import size_of
 from graphprobe.engine.value_file import LARGE, ValueFile
 from graphprobe.internals.operators.operators import value_of, writes_nothing
 from graphprobe.internals.quiet import hint
-from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
+from graphprobe.internals.tensors import physical, without_transforms
 
 Watch = Callable[[Node, tuple[Any, ...], dict[str, Any], Any], None]
 """Gets a node, the arguments it is run with (before it runs it could have changed them), and its result."""

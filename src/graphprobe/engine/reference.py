@@ -30,7 +30,7 @@ from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.errors import UsageError
 from graphprobe.internals.operators.operators import OpMode, Overload, decomposition_of, operator_of
-from graphprobe.internals.tensors.trees import tree_leaves, tree_map
+from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
 from graphprobe.numerics.noise import Array, Float64Array, Noise, RunningSigma, sigma_from_runs, signs
 

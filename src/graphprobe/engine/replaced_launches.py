@@ -22,10 +22,10 @@ from graphprobe.engine.interpret import Copy, copied, copied_together, flat_outp
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.ir.index import NotEvaluated, evaluate
-from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
-from graphprobe.internals.launches.launches import Launching, LaunchTap
+from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
+from graphprobe.internals.launches import Launching, LaunchTap
 from graphprobe.internals.operators.operators import value_of, writes_to
-from graphprobe.internals.tensors.plain_tensors import storage_ids
+from graphprobe.internals.tensors import storage_ids
 
 DRAWS = torch.Tag.nondeterministic_seeded
 COPY = "aten.copy_.default"

@@ -27,8 +27,7 @@ import torch
 
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
-from graphprobe.internals.tensors.plain_tensors import WeakStorages
-from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.internals.tensors import WeakStorages, tree_leaves
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
 from graphprobe.numerics.noise import Array, Float64Array, Noise, flat, sigma_from_runs, typical_magnitude
@@ -384,9 +383,6 @@ def _source(op: Overload, args: tuple[Any, ...]) -> torch.Tensor | None:
         return None
     source = args[1] if name == "copy" and len(args) > 1 else args[0] if args else None
     return source if isinstance(source, torch.Tensor) and is_plain(source) else None
-
-
-# --- the judgement ----------------------------------------------------------------------------------------------------
 
 
 def judge_narrow(

@@ -16,7 +16,7 @@ import torch
 
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_backed, is_plain
+from graphprobe.internals.tensors import PLAIN_TYPES, is_backed, is_plain
 from graphprobe.numerics import stats, stats_numpy
 from graphprobe.numerics.item_kinds import ITEM_KINDS, kind_of, table_address
 from graphprobe.records import TensorMeta, TensorStats

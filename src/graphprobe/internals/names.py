@@ -423,12 +423,7 @@ NAMES: tuple[Name, ...] = (
     _n(CALLED, "torch._inductor.utils", "get_donated_idxs", "scheduler_ir"),
     _n(CALLED, "torch._inductor.utils", "sympy_index_symbol", "ir_evaluation"),
     _n(READ, "torch._inductor.virtualized", "OpsValue", "ir_evaluation"),
-    _n(
-        READ,
-        "torch._inductor.virtualized",
-        "V.graph",
-        "lowering scheduler_ir dump_kernel inductor_result",
-    ),
+    _n(READ, "torch._inductor.virtualized", "V.graph", "lowering scheduler_ir dump_kernel inductor_result"),
     _n(READ, "torch._inductor.virtualized", "V.graph.constants", "inductor_result scheduler_ir"),
     _n(READ, "torch._inductor.virtualized", "V.graph.get_output_names", "scheduler_ir"),
     _n(READ, "torch._inductor.virtualized", "V.graph.graph_inputs", "scheduler_ir"),

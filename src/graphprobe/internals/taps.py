@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphprobe.internals.aot import aot_taps as aot
+from graphprobe.internals import aot_taps as aot
+from graphprobe.internals import step_taps
 from graphprobe.internals.bus import Patch, Subscription
 from graphprobe.internals.dynamo import dynamo_taps as dynamo
 from graphprobe.internals.dynamo import graph_breaks, recompile_taps
 from graphprobe.internals.inductor import inductor_taps as inductor
 from graphprobe.internals.names import RUN_LOSES
 from graphprobe.internals.observer import CompileObserver
-from graphprobe.internals.timing import step_taps
 
 
 class Taps:

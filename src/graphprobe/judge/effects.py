@@ -11,7 +11,7 @@ import torch
 
 from graphprobe.engine.values import capture, from_bytes, to_bytes, why_not
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.internals.tensors import tree_leaves
 from graphprobe.judge.effect_walk import MOST_BYTES, NUMPY, TORCH, Walk, form_of, global_generators, is_generator
 
 _NOTHING = object()

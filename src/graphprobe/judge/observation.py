@@ -21,7 +21,7 @@ from graphprobe.engine.value_file import ValueFile, restored, stored
 from graphprobe.engine.values import why_not
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.internals.tensors.trees import structure_of, tree_leaves
+from graphprobe.internals.tensors import structure_of, tree_leaves
 from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.effects import from_record, to_record
 

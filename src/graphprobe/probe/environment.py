@@ -34,30 +34,21 @@ ENV_NAMES = frozenset(
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
-def rank(environ: Mapping[str, str] | None = None) -> int | None:
+def rank() -> int | None:
     """The distributed rank that the launcher set, None in a plain process."""
-    value = (os.environ if environ is None else environ).get("RANK", "")
+    value = os.environ.get("RANK", "")
     return int(value) if value.isdecimal() else None
 
 
-def world_size(environ: Mapping[str, str] | None = None) -> int:
+def world_size() -> int:
     """Number of ranks that the launcher set, 1 in a plain process."""
-    value = (os.environ if environ is None else environ).get("WORLD_SIZE", "")
+    value = os.environ.get("WORLD_SIZE", "")
     return int(value) if value.isdecimal() else 1
 
 
 def default_root(environ: Mapping[str, str]) -> Path:
     """Where runs go when nobody says: torch's own choice, `$TORCH_COMPILE_DEBUG_DIR/torch_compile_debug` or `./…`."""
     return Path(environ.get("TORCH_COMPILE_DEBUG_DIR") or ".") / layout.ROOT
-
-
-def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that bear on a compile, without anything that looks like a secret."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if (name in ENV_NAMES or name.startswith(ENV_PREFIXES)) and not any(s in name.upper() for s in SECRETS)
-    }
 
 
 def torch_facts() -> dict[str, Any]:
@@ -85,7 +76,11 @@ def manifest(settings: Settings) -> Manifest:
         rank=rank() or 0,
         world_size=world_size(),
         host=socket.gethostname(),
-        env=kept_environment(os.environ),
+        env={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if (name in ENV_NAMES or name.startswith(ENV_PREFIXES)) and not any(s in name.upper() for s in SECRETS)
+        },
         settings=settings.as_manifest(),
         started_ns=time.time_ns(),
         **torch_facts(),

@@ -202,11 +202,7 @@ class GraphFacts:
                 return
             targets, sources = self._told
             line = GraphsLine(
-                file.path,
-                graphs,
-                tuple(self._targets)[targets:],
-                tuple(self._sources)[sources:],
-                tuple(self._nodes),
+                file.path, graphs, tuple(self._targets)[targets:], tuple(self._sources)[sources:], tuple(self._nodes)
             )
             self._told = len(self._targets), len(self._sources)
             self._nodes = []

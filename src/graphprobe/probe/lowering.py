@@ -21,7 +21,7 @@ from graphprobe.export.chrome_trace import document, lasting, named
 from graphprobe.internals.inductor import inductor_taps as inductor
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.ir.scheduler_nodes import Cache, donated_inputs, ir_graph
-from graphprobe.internals.launches.launches import Launch, Launching, LaunchTap
+from graphprobe.internals.launches import Launch, Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.inputs import InputSaver
 from graphprobe.probe.pass_snapshots import Trail
@@ -64,7 +64,7 @@ def first_run(
     def begin(name: str, detail: str) -> int | None:
         try:
             facts = {"model": where.model, "direction": where.direction, "compile_id": where.compile_id}
-            return steps.begin(COMPONENT, name, detail, **facts)  # type: ignore[arg-type]
+            return steps.begin(COMPONENT, name, detail, **facts)
         except Exception as error:
             failed("step of a launch", error)
             return None

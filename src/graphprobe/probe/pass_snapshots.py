@@ -152,13 +152,7 @@ class Trail:
             return PassStarted(last, time.perf_counter_ns(), label)
 
     def pass_ends(
-        self,
-        frame: Frame,
-        gm: Any,
-        name: str,
-        started: PassStarted,
-        error: BaseException | None,
-        subsystem: str | None,
+        self, frame: Frame, gm: Any, name: str, started: PassStarted, error: BaseException | None, subsystem: str | None
     ) -> None:
         elapsed = time.perf_counter_ns() - started.started_ns
         with self._lock:

@@ -16,8 +16,8 @@ import graphprobe
 from graphprobe.analysis.timing import CacheEvent, Compile, Profile, Span, TimingSummary, summary_of, write_profile
 from graphprobe.errors import UsageError
 from graphprobe.export.chrome_trace import export_profile
+from graphprobe.internals.compile_timing import CompileTiming, OpenSpan
 from graphprobe.internals.compiler_settings import own_passes
-from graphprobe.internals.timing.compile_timing import CompileTiming, OpenSpan
 from graphprobe.report.notebook import html_of, text_of
 from graphprobe.report.profile_document import print_profile
 

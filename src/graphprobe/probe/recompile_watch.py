@@ -93,8 +93,6 @@ class Recompiles:
     ) -> None:
         self.close()
 
-    # -- RecompileObserver --------------------------------------------------------------------------------------------
-
     def recompiled(self, fact: Recompile, backend: object) -> None:
         if self._wants is None or self._wants(backend):
             with self._lock:
@@ -111,8 +109,6 @@ class Recompiles:
             taps = self._taps
         if taps is not None:
             taps.remove()
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _check_names(self) -> None:
         if self._taps is not None and self._taps.missing:

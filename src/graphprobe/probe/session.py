@@ -80,8 +80,6 @@ class Session:
         self._child_lock = threading.Lock()
         self._closed = False
 
-    # -- life ---------------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Put the taps in place; torch is not imported for it."""
         self._taps.install()
@@ -127,8 +125,6 @@ class Session:
             yield
         finally:
             self._fork_child = kept
-
-    # -- CompileObserver ----------------------------------------------------------------------------------------------
 
     def watching(self) -> bool:
         return not self._closed
@@ -269,7 +265,7 @@ class Session:
     def recompiled(self, fact: Recompile, backend: object) -> None:
         here = self._here() if self.wants(backend) else None
         if here is not None:
-            write_recompile(here.writer, fact)
+            append_fact(here.writer, layout.RECOMPILES, json_from_value(fact).decode() + "\n")
 
     def failed(self, what: str, details: str) -> None:
         if self.writer.forked:
@@ -283,8 +279,6 @@ class Session:
         last = last_line(details)
         self.writer.missing(f"graphprobe failed at {what}: {last}")
         self._own_line(f"graphprobe failed at {what}; the program is not affected\n{details}")
-
-    # -- what recorders need ------------------------------------------------------------------------------------------
 
     def failed_with(self, what: str, error: BaseException) -> None:
         """`failed`, from an exception in hand."""
@@ -302,8 +296,6 @@ class Session:
             self.writer.missing(f"inputs of {size_bytes} bytes are more than the {left} that the budget has left")
             return False
         return True
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _here(self) -> Session | None:
         """This session, or in a forked child the child's own one; None when it could not be opened."""
@@ -415,11 +407,6 @@ def _close_with_process(child: Session) -> None:
     if util is not None:
         # Rank -100: after the program's own.
         util.Finalize(None, child.stop, exitpriority=-100)
-
-
-def write_recompile(writer: RunWriter, fact: Recompile) -> None:
-    """Add a recompilation to the run; what cannot be written is counted there."""
-    append_fact(writer, layout.RECOMPILES, json_from_value(fact).decode() + "\n")
 
 
 def append_fact(writer: RunWriter, path: str, line: str) -> None:

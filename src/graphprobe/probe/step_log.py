@@ -26,34 +26,15 @@ class StepLog:
         self._open: dict[int, list[int]] = {}
         """By thread, the outermost first."""
 
-    def begin(
-        self,
-        component: str,
-        name: str,
-        detail: str = "",
-        *,
-        model: int | None = None,
-        direction: str | None = None,
-        compile_id: str | None = None,
-    ) -> int | None:
-        """A step begins on this thread; its number, None where nothing is written."""
+    def begin(self, component: str, name: str, detail: str = "", **where: Any) -> int | None:
+        """A step begins on this thread; its number, None where nothing is written. `where`: fields of `StepLine`."""
         if self._writer.forked or self._writer.closed:
             return None
         thread = threading.get_native_id()
         with self._lock:
             step, self._next = self._next, self._next + 1
             self._open.setdefault(thread, []).append(step)
-        line = StepLine(
-            step,
-            time.time_ns(),
-            component=component,
-            name=name,
-            detail=detail,
-            model=model,
-            direction=direction,
-            compile_id=compile_id,
-            thread=thread,
-        )
+        line = StepLine(step, time.time_ns(), component, name, detail, **where, thread=thread)
         self._writer.append_text(layout.STEPS, encode_step(line))
         return step
 

@@ -51,7 +51,6 @@ def output_code_source(
     *,
     constants: Mapping[str, object] | None = None,
     inputs: Sequence[object] | None = None,
-    stems: tuple[str, str] = STEMS,
 ) -> Script:
     """Inductor's module text with a replay main in place of its benchmark main, which `--benchmark` still runs.
 
@@ -61,7 +60,6 @@ def output_code_source(
             `_frozen_param1`, …); they go to `constants.safetensors`.
         inputs: the graph's example inputs (real or fake tensors, plain or symbolic numbers): what inputs are made from
             when none were saved. None takes the text's own `get_args()`.
-        stems: names of the saved inputs and outputs, without suffix; `{stem}` stands for the script's own stem.
 
     The script exits 0 when the outputs and the mutated inputs are as recorded bit for bit (or nothing was saved to
     compare with), 1 when they are not, 125 when it cannot run. It must be run on the machine type it was made on: the
@@ -84,7 +82,7 @@ def output_code_source(
     tail = _MAIN.format(
         loading=loading,
         metas="METAS" if metas else "get_args",
-        stems=stems,
+        stems=STEMS,
         problems=tuple(problems),
         benchmark="inductor_main" if benchmark else None,
     )

@@ -72,12 +72,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        *,
-        manifest: ApiManifest,
-        max_bytes: int | None = None,
-        queue_bytes: int = QUEUE_BYTES,
+        cls, path: Path, *, manifest: ApiManifest, max_bytes: int | None = None, queue_bytes: int = QUEUE_BYTES
     ) -> ApiWriter:
         """Start the dump of a rank in `path`, which is made if need be.
 

@@ -344,22 +344,8 @@ def _decode_row(line: str) -> StatsRow:
     stats: dict[str, Any] = {
         name: int(row[name]) if name in _COUNTS else float(row[name]) for name in STAT_FIELDS if row[name]
     }
-    return StatsRow(
-        op_type=row["Op Type"],
-        op_name=row["Op Name"],
-        task_id=int(row["Task ID"]),
-        stream_id=int(row["Stream ID"]),
-        time_us=int(row["Timestamp"]),
-        side=row["Input/Output"],
-        slot=row["Slot"],
-        dtype=row["Data Type"],
-        format=row["Format"],
-        shape=shape,
-        stats=stats,
-        source=row["Source"],
-        engine=row["Engine"],
-        digest=row["Digest"],
-    )
+    values: list[Any] = [*fields[:2], *map(int, fields[2:5]), *fields[5:9], shape, stats, *fields[-3:]]
+    return StatsRow(**dict(zip(StatsRow.__struct_fields__, values, strict=True)))
 
 
 def _fields(*values: object) -> bytes:

@@ -108,12 +108,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
 
     @classmethod
     def create(
-        cls,
-        dump_path: Path,
-        *,
-        manifest: DumpManifest,
-        max_bytes: int | None = None,
-        queue_bytes: int = QUEUE_BYTES,
+        cls, dump_path: Path, *, manifest: DumpManifest, max_bytes: int | None = None, queue_bytes: int = QUEUE_BYTES
     ) -> DumpWriter:
         """Start a dump in a new time folder below `dump_path`, which must exist.
 

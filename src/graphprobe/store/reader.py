@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
+from graphprobe.faces import ShowsItself
 from graphprobe.records import (
     CompileFacts,
     CompilerSettings,
@@ -23,7 +24,6 @@ from graphprobe.records import (
     NodeSource,
     NodeTarget,
 )
-from graphprobe.shown import ShowsItself
 from graphprobe.store import layout
 from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address

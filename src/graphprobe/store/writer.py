@@ -103,7 +103,7 @@ class RunWriter(LiveWriter[Manifest]):
                 if self._refuses("file", relpath, size_bytes):
                     return None
             try:
-                self._write_below(relpath, data)
+                replace_file(self._below(relpath), data)
             except BaseException:
                 with self.lock:
                     self._budget.give_back(size_bytes)
@@ -242,9 +242,6 @@ class RunWriter(LiveWriter[Manifest]):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
         return folder / pure.name
-
-    def _write_below(self, relpath: str, data: bytes) -> None:
-        replace_file(self._below(relpath), data)
 
     def _append_below(self, relpath: str, data: bytes) -> None:
         descriptor = os.open(self._below(relpath), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -13,7 +13,7 @@ from graphprobe.diagnose.reduction.transforms import without_transforms
 from graphprobe.diagnose.rungs import Watch, dynamo_rung
 from graphprobe.engine.naming import op_of, source_of
 from graphprobe.errors import UsageError
-from graphprobe.internals.tensors.plain_tensors import has_levels
+from graphprobe.internals.tensors import has_levels
 
 ROWS = torch.linspace(-1, 1, 12).reshape(3, 4)
 

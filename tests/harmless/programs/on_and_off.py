@@ -17,8 +17,8 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._inductor.output_code import CompiledFxGraph
 
 import graphprobe
+from graphprobe.internals import aot_taps as aot
 from graphprobe.internals import bus, taps
-from graphprobe.internals.aot import aot_taps as aot
 
 OUT = sys.argv[1]
 CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")

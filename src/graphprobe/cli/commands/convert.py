@@ -29,11 +29,7 @@ _PATIENCE_SECONDS = 1.0
 @click.command(cls=JsonCommand)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option(
-    "--to",
-    type=click.Choice(["npy", "txt", "ptdbg"]),
-    default="npy",
-    show_default=True,
-    help="What to make.",
+    "--to", type=click.Choice(["npy", "txt", "ptdbg"]), default="npy", show_default=True, help="What to make."
 )
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder to write to. For --to ptdbg: the .pkl file.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")

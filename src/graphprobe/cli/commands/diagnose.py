@@ -318,13 +318,7 @@ def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, re
         result.replaces_text(document.to_json)
 
     with at_signal(AtSignal(options.budget.end, known)), progress:
-        ended = run_diagnosed(
-            program,
-            options,
-            on_start=began,
-            on_step=on_step,
-            on_diagnosis=made,
-        )
+        ended = run_diagnosed(program, options, on_start=began, on_step=on_step, on_diagnosis=made)
     document.ended, document.calls, document.unfinished = ended.problem, ended.calls, ended.unfinished
     for name, note in ended.equal:
         echo(f"{name}: {note}", err=result.printed)

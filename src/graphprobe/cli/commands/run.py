@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from graphprobe.cli import dump_api
-from graphprobe.cli import dump_graph as graph_dumps
+from graphprobe.cli import dumps
 from graphprobe.cli.ending import exit_as
 from graphprobe.cli.option_rows import options_from, take
 from graphprobe.cli.target import TargetCommand, program_of, program_options
@@ -33,18 +32,12 @@ Begun = TypeVar("Begun")
 
 @click.command(cls=TargetCommand)
 @options_from(TABLE)
-@options_from(dump_api.ROWS, prefix=dump_api.PREFIX, choices=True)
-@options_from(graph_dumps.ROWS, prefix=graph_dumps.PREFIX, shared=[row.spelled for row in dump_api.ROWS])
+@options_from(dumps.CALL_ROWS, prefix=dumps.CALL_PREFIX, choices=True)
+@options_from(dumps.GRAPH_ROWS, prefix=dumps.GRAPH_PREFIX, shared=[row.spelled for row in dumps.CALL_ROWS])
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
 @program_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def command(
-    quiet: bool,
-    module: str | None,
-    code: str | None,
-    program: tuple[str, ...],
-    **values: Any,
-) -> None:
+def command(quiet: bool, module: str | None, code: str | None, program: tuple[str, ...], **values: Any) -> None:
     """Run a program and collect every stage of its compilations.
 
     The program runs as `python` would run it. Its own arguments stand behind its name. It ends with its own exit code,
@@ -66,15 +59,15 @@ def command(
     target = program_of(module, code, program)
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(take(TABLE, values))
-    graph_dumps.share(values, os.environ)
-    begin_calls = dump_api.take_api_dump(values)
+    dumps.share(values, os.environ)
+    begin_calls = dumps.take_api_dump(values)
     script.check(target)
     lacking: list[str] = []
-    dump_options = take(graph_dumps.ROWS, values, prefix=graph_dumps.PREFIX)
-    plan = _if_room(lambda: graph_dumps.plan_of(dump_options, os.environ), lacking)
+    dump_options = take(dumps.GRAPH_ROWS, values, prefix=dumps.GRAPH_PREFIX)
+    plan = _if_room(lambda: dumps.plan_of(dump_options, os.environ), lacking)
     enable = partial(active.enable_with, settings, companion=_reducer())
     folder = _if_room(enable, lacking, or_right=settings.out_dir is None)
-    dumped = None if plan is None else graph_dumps.begin(plan, folder)
+    dumped = None if plan is None else dumps.begin_graph_dump(plan, folder)
     # At exit, the interpreter first waits for the program's threads; what they compile is still part of the run.
     # Registered before the program starts, this comes after everything that the program registers.
     ended: list[script.Ended] = []
@@ -153,8 +146,8 @@ def _finish(
     active.close("failed" if error is not None else "finished", error)
     # A forked child ends here too, with nothing of its own to say.
     if not quiet and not (session is not None and session.writer.forked):
-        overflow = None if dumped is None else graph_dumps.summarise(dumped, base)
-        folder_of_calls = None if calls is None else dump_api.summarise(calls, base)
+        overflow = None if dumped is None else dumps.tell_of_graphs(dumped, base)
+        folder_of_calls = None if calls is None else dumps.tell_of_calls(calls, base)
         for text in lacking:
             echo(f"graphprobe: missing: {text}", err=True)
         if folder is not None:

@@ -21,7 +21,7 @@ from graphprobe.diagnose.program_text.parts import Place, TextProgram, bindings,
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.engine.naming import is_library, short_place
-from graphprobe.internals.aot.backends import aot_arguments, aot_autograd, registered, unwrapped
+from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered, unwrapped
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.frames.encoding import Encoder
 from graphprobe.probe.frames.libraries import RebuildCall

@@ -14,7 +14,7 @@ from graphprobe.diagnose.dynamo.python_culprit import applied_in, statement_of
 from graphprobe.diagnose.dynamo.python_source import CALL, READ, Named
 from graphprobe.engine.naming import module_of, op_of
 from graphprobe.engine.subgraph import CALLS
-from graphprobe.internals.tensors.trees import tree_leaves
+from graphprobe.internals.tensors import tree_leaves
 
 
 class Accused(msgspec.Struct):

@@ -48,8 +48,8 @@ from graphprobe.engine.naming import aten_namesakes, is_library, op_of
 from graphprobe.engine.replay import Undecided
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import capture, from_bytes, to_bytes
-from graphprobe.internals.aot.backends import is_higher_order
-from graphprobe.internals.tensors.plain_tensors import physical, without_transforms
+from graphprobe.internals.aot_backends import is_higher_order
+from graphprobe.internals.tensors import physical, without_transforms
 
 Plain = tuple[str, str]
 """A number, text or truth value among arguments or results: the path to it, and its value as text."""

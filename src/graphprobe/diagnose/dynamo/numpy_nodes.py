@@ -13,7 +13,7 @@ from graphprobe.engine.interpret import copied
 from graphprobe.engine.naming import name_of
 from graphprobe.internals.names import require
 from graphprobe.internals.operators.operators import OpMode
-from graphprobe.internals.tensors.trees import tree_map
+from graphprobe.internals.tensors import tree_map
 
 utils: Any = require("torch._dynamo", "utils", purpose="naming functions of numpy's")
 

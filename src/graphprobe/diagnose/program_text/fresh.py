@@ -33,7 +33,7 @@ from graphprobe.engine.forked_child import Board, Outcome, answer, end_with_pare
 from graphprobe.engine.replay import set_state
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture, safetensors_bytes
-from graphprobe.internals.aot.backends import aot_arguments, aot_autograd, registered
+from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered
 from graphprobe.internals.names import require
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.frames.encoding import Encoder

@@ -17,7 +17,7 @@ from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
-from graphprobe.internals.tensors.plain_tensors import has_levels
+from graphprobe.internals.tensors import has_levels
 
 ORIGINAL = -1
 """In place of a snapshot's number: the value that the case was called with."""

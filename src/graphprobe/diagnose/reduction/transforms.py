@@ -22,7 +22,7 @@ from graphprobe.diagnose.reduction.edits.literals import set_constant
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import CapturedValues
 from graphprobe.internals.inductor.stages import copy_graph
-from graphprobe.internals.tensors.plain_tensors import has_levels
+from graphprobe.internals.tensors import has_levels
 
 
 def without_transforms(graph: GraphModule, calls: Sequence[CapturedValues]) -> GraphModule:

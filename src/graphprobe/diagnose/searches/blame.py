@@ -25,7 +25,7 @@ from graphprobe.engine.naming import aten_ops, op_of
 from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.findings import kind_of_death
-from graphprobe.internals.tensors.trees import tree_map
+from graphprobe.internals.tensors import tree_map
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 

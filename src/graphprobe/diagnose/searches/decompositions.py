@@ -15,7 +15,7 @@ from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of
 from graphprobe.findings import Latent
-from graphprobe.internals.aot.backends import inductor_decompositions
+from graphprobe.internals.aot_backends import inductor_decompositions
 from graphprobe.judge.judging import strides as strides_of
 
 

@@ -26,7 +26,7 @@ from graphprobe.engine.interpret import GraphRun, run_graph
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.replaced_launches import MixedGraph, MixedLaunch, MixedRun
 from graphprobe.internals.inductor.lowered_graph import watched_lowering
-from graphprobe.internals.launches.launch_io import kernel_source
+from graphprobe.internals.launch_io import kernel_source
 
 Judge = Callable[[MixedRun], LocalError]
 """Says of a run whether what left the graph is right."""

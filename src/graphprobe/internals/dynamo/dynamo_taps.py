@@ -197,10 +197,7 @@ def patches(observer: CompileObserver) -> list[Patch]:
     to = Subscriber(observer)
     return [
         Patch(
-            "dynamo_graph",
-            "torch._dynamo.output_graph",
-            "OutputGraph.call_user_compiler",
-            _tap_call_user_compiler(to),
+            "dynamo_graph", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", _tap_call_user_compiler(to)
         ),
         Patch("metrics", "torch._dynamo.utils", "CompilationMetrics.create", _tap_metrics(to)),
         Patch("guards", "torch._dynamo.guards", "CheckFunctionManager.__init__", _tap_guards(to)),

@@ -149,7 +149,7 @@ class FrameFailures(Subscription):
                 fullgraph,
                 not fullgraph and _is_suppressed(error),
                 _user_stack(error),
-                _changed_settings(),
+                {name: value for name, value in changed_values("torch._dynamo.config") if not OURS.match(name)},
                 dynamic,
                 unresolved,
             )
@@ -195,10 +195,6 @@ def _user_stack(error: BaseException) -> list[tuple[str, int, str, str]]:
     return []
 
 
-def _changed_settings() -> dict[str, Any]:
-    return {name: value for name, value in changed_values("torch._dynamo.config") if not OURS.match(name)}
-
-
 def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[list[tuple[Any, list[int]]], list[str]]:
     """What Dynamo has learnt from earlier calls of the function; it is not in the arguments themselves."""
     pgo: Any = sys.modules.get("torch._dynamo.pgo")
@@ -213,7 +209,7 @@ def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[l
         dims = [i for i in range(len(sizes)) if entry.is_size_dynamic(i)]
         value = _value_at(name, locals)
         if not dims:
-            if isinstance(value, int | float) and _is_symbol(pgo, entry.scalar):
+            if isinstance(value, int | float) and entry.scalar is getattr(pgo, "auto_dynamic", object()):
                 unresolved.append(f"{name} (a number)")
             continue
         if value is None:
@@ -228,10 +224,6 @@ def _code_id(pgo: Any, code: CodeType, closure: Any) -> Any:
         return pgo.CodeId.make(code, closure)
     except TypeError:  # before torch 2.13 it took the code alone
         return pgo.CodeId.make(code)
-
-
-def _is_symbol(pgo: Any, scalar: Any) -> bool:
-    return scalar is getattr(pgo, "auto_dynamic", object())
 
 
 def _value_at(source: str, locals: Mapping[str, Any]) -> Any:

@@ -126,11 +126,7 @@ def _lowered(
         with mode:
             fake_tensor_prop(module, fakes, force_allow_non_fake_inputs=True)
     graph = GraphLowering(
-        module,
-        example_inputs=fakes,
-        shape_env=mode.shape_env,
-        is_inference=is_inference,
-        is_backward=is_backward,
+        module, example_inputs=fakes, shape_env=mode.shape_env, is_inference=is_inference, is_backward=is_backward
     )
     graph.freeze_runtime_asserts()
     with (

@@ -175,10 +175,7 @@ def ir_graph(nodes: Sequence[Any], cache: Cache | None = None) -> IRGraph:
         outputs = ()
     name = str(graph.name) if type(graph).__name__ == "SubgraphLowering" else ""
     return IRGraph(
-        name=name,
-        nodes=tuple(_node(node, position, cache) for node in nodes),
-        inputs=tuple(inputs),
-        outputs=outputs,
+        name=name, nodes=tuple(_node(node, position, cache) for node in nodes), inputs=tuple(inputs), outputs=outputs
     )
 
 

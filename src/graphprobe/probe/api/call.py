@@ -25,7 +25,7 @@ from graphprobe.internals.operators.autograd_edges import (
     unseen,
 )
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES
+from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.probe.api.plan import ApiPlan
 from graphprobe.probe.api.value_slots import INPUTS, Values, output_name, take
 from graphprobe.store.api_records import ApiSlot, RawCall, Slot

@@ -9,11 +9,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from graphprobe.internals.operators.api_calls import put_back, take_out
 from graphprobe.internals.operators.autograd_edges import unseen
@@ -65,10 +61,7 @@ class OptimizerWatch:
 
     def install(self) -> None:
         """Watch every optimizer of the process."""
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
         self._session.recover = self._recover
 
     def remove(self) -> None:

@@ -233,8 +233,6 @@ class OverflowWatch:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    # -- API calls ----------------------------------------------------------------------------------------------------
-
     def around_api(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an API call, and tell of what overflowed in it."""
         info = info_of(func)
@@ -271,8 +269,6 @@ class OverflowWatch:
         outputs = _results(result)
         op, problems = call.origins[0]
         self._report(call.api, call.number, "forward", op, call.source, call.stack, problems, inputs, outputs)
-
-    # -- operators ----------------------------------------------------------------------------------------------------
 
     def _around(self, op: EagerOp) -> Any:
         if not self._on or not self._is_judged(op):

@@ -29,7 +29,7 @@ from graphprobe.engine.tensor_stats import (
 )
 from graphprobe.internals.operators.api_calls import own_buffers, own_parameters
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.plain_tensors import (
+from graphprobe.internals.tensors import (
     PLAIN_TYPES,
     is_backed,
     is_lazy,
@@ -189,16 +189,7 @@ class Values:
         if known.payload is None and not callable(stats):
             return ApiSlot(name, role, known.meta, stats, None, "", False, known.missing, tensor.requires_grad, held)
         return RawSlot(
-            name,
-            role,
-            known.meta,
-            stats,
-            None,
-            known.payload,
-            known.sampled,
-            known.missing,
-            tensor.requires_grad,
-            held,
+            name, role, known.meta, stats, None, known.payload, known.sampled, known.missing, tensor.requires_grad, held
         )
 
     def forget(self, tensor: torch.Tensor) -> None:
@@ -311,7 +302,7 @@ class Values:
     def _payload(self, tensor: torch.Tensor, digest: str) -> tuple[Handed, bool]:
         count, dtype = tensor.numel(), text_of(tensor.dtype)
         every = self._sample if self._sample is not None and self._sample > 1 and count > 2 * ENDS else None
-        kept = count if every is None else sampled_count(count, every)
+        kept = count if every is None or count <= 2 * ENDS else 2 * ENDS + -(-(count - 2 * ENDS) // every)
         name = value_name(digest, dtype, kept, sample=every)
         handed = Handed(name)
         if name in self._handed:
@@ -356,11 +347,6 @@ class Values:
         if len(self._known) > _CROWDED // 2:
             self._known.clear()
         self._memory.clear()
-
-
-def sampled_count(count: int, every: int) -> int:
-    """How many of `count` elements a sample has."""
-    return count if count <= 2 * ENDS else 2 * ENDS + -(-(count - 2 * ENDS) // every)
 
 
 def sampled_values(flat: torch.Tensor, every: int) -> torch.Tensor:

@@ -12,12 +12,12 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
-from graphprobe.internals.aot.backends import aot_compile, inductor_with_mode, lookup
+from graphprobe.internals.aot_backends import aot_compile, inductor_with_mode, lookup
 from graphprobe.internals.dynamo.compile_facts import under_compile
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.inductor.stages import inductor_graphs, post_grad_graph, uses_cuda_graphs
 from graphprobe.internals.operators.eager_ops import compiled_graph
-from graphprobe.internals.tensors.plain_tensors import InputMemory
+from graphprobe.internals.tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import DATA_OPS, ops_of_graph
 from graphprobe.probe.dump.forwards import Forward

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from graphprobe.internals.tensors.plain_tensors import WeakStorages, storage_ids
+from graphprobe.internals.tensors import WeakStorages, storage_ids
 
 REMEMBERED = 64
 """Forward calls whose backward may still come; older ones are forgotten."""

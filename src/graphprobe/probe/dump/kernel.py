@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.inductor.lowered_graph import Lowered, NotSeen, lower
 from graphprobe.internals.ir.records import IRNode
-from graphprobe.internals.launches.launch_io import LaunchIO, Use, launch_ios
-from graphprobe.internals.launches.launches import Launching, LaunchTap
+from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
+from graphprobe.internals.launches import Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import DATA_OPS, facts_of, is_scoped, source_text, type_of
 from graphprobe.probe.dump.running import DATA, DumpGraph, DumpModel, GraphOp, Values, current_call, under_way

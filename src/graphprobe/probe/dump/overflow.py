@@ -196,8 +196,6 @@ class OverflowObserver(FindingObserver):
             return [f"first: {text}", step.uncompiled or "whether the uncompiled program makes it, too, is not known"]
         return []
 
-    # -- on a device --------------------------------------------------------------------------------------------------
-
     def _defers(self, values: Values) -> bool:
         return any(is_tensor(value) and (self._deferred or not value.is_cpu) for _, value in values)
 
@@ -243,8 +241,6 @@ class OverflowObserver(FindingObserver):
             verdict = step.judge.judge(item.op.traits, lambda read=sides["input"]: read, sides["output"])  # type: ignore[misc]
             if verdict is not None:
                 self._tell(graph_call, item.op, verdict, item.inputs, item.outputs, item.time_ns)
-
-    # -- what is written ----------------------------------------------------------------------------------------------
 
     def _step(self, call: GraphCall) -> _ModelStep:
         key = (call.graph.model.number, call.step)

@@ -11,7 +11,7 @@ import torch
 from graphprobe.engine.tensor_stats import readable, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.plain_tensors import span_of
+from graphprobe.internals.tensors import span_of
 from graphprobe.probe.dump.running import Values
 from graphprobe.probe.dump.traits import OpTraits, Signs, largest
 
@@ -136,13 +136,9 @@ class OverflowJudge:
             problems.append(BadOutput(out.slot, "nan"))
         problems += [BadOutput(out.slot, "inf", sign) for sign in sorted(out.signs - signs - meant)]
         hit = out.extremes - meant
-        if hit and all(found.finite and not _reaches(found, out.limit) for found in read):
+        if hit and all(found.finite and out.limit not in (found.high, -found.low) for found in read):
             problems += [BadOutput(out.slot, "saturated", sign) for sign in sorted(hit)]
         return problems
-
-
-def _reaches(found: FloatSummary, limit: float) -> bool:
-    return limit in (found.high, -found.low)
 
 
 def judged(values: Values) -> list[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ import torch
 
 from graphprobe.dump_plan import Chosen, DumpPlan, ModelEntry, OpChooser
 from graphprobe.engine.tensor_stats import Forms, TensorForm, meta_of, stats_in_memory
-from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES, is_plain
+from graphprobe.internals.tensors import PLAIN_TYPES, is_plain
 from graphprobe.probe.dump.running import (
     DumpGraph,
     DumpModel,
@@ -168,8 +168,6 @@ class OpRecorder(OpObserver):
         self._due = False
         self._lock = threading.Lock()
 
-    # -- OpObserver ---------------------------------------------------------------------------------------------------
-
     def wants(self, graph: DumpGraph) -> frozenset[int]:
         entries = self._plan.entries_for(*graph.model.names)
         with self._lock:
@@ -229,8 +227,6 @@ class OpRecorder(OpObserver):
         else:
             why = "no op is selected in any graph"
         return [*found, f"nothing was dumped: {why}"]
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _choose(self, entries: tuple[ModelEntry, ...], ops: Sequence[GraphOp]) -> list[Chosen | None]:
         scoped = any(op.scoped for op in ops)

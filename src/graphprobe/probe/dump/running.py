@@ -343,8 +343,6 @@ class DumpSession:
         for text in plan.warnings:
             self.note(text)
 
-    # -- what engines call --------------------------------------------------------------------------------------------
-
     def model(self, names: Sequence[str], compile_id: str | None, engine: Engine, *, owner: int = 0) -> DumpModel:
         """Dynamo has compiled something that goes by `names`; `compile_id` is torch's, e.g. `0/1`; `owner` stands for
         the module whose method it is, 0 for none."""
@@ -420,8 +418,6 @@ class DumpSession:
         if forward is not None and graph.trains and isinstance(outputs, list | tuple):
             graph.model.forwards.add(forward, outputs)
 
-    # -- faults and remarks -------------------------------------------------------------------------------------------
-
     def note(self, text: str) -> None:
         """Something that the user should know: shown once, and kept in the manifest."""
         with self._lock:
@@ -458,8 +454,6 @@ class DumpSession:
         if not expected or reason not in self._lost:
             logger.error("dump: %s", reason, exc_info=None if expected else error)
         self.missing(reason, what, "graph")
-
-    # -- life ---------------------------------------------------------------------------------------------------------
 
     @property
     def time_dir(self) -> Path | None:

@@ -59,8 +59,6 @@ class SingleOps(OpObserver):
         text = f"dump_op_switch: ops outside compiled graphs are not watched: {refusal}" if refusal else PERTURBS
         self._session.note(text)
 
-    # -- OpObserver ---------------------------------------------------------------------------------------------------
-
     def wants(self, graph: DumpGraph) -> Collection[int]:
         return ()
 
@@ -78,8 +76,6 @@ class SingleOps(OpObserver):
         else:
             why = "the program ran none, on the thread that is watched, in a step that is dumped"
         return [f"dump_op_switch: no op outside compiled graphs was dumped: {why}"]
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _around(self, op: EagerOp) -> Any:
         call, execution = self._begin(op)

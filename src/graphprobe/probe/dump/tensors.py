@@ -12,7 +12,7 @@ import torch
 from graphprobe.engine.tensor_stats import finish, meta_of, readable, stats_async, stats_of
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.internals.tensors.plain_tensors import PLAIN_TYPES
+from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.records import TensorStats
 from graphprobe.store.dump_queue import Array, CopyPool
 from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side

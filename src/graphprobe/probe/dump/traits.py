@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from graphprobe.engine.naming import op_of
 from graphprobe.internals.inductor.lowered_graph import Lowered
-from graphprobe.internals.launches.launch_io import LaunchIO, buffer_of
+from graphprobe.internals.launch_io import LaunchIO, buffer_of
 from graphprobe.internals.operators.operators import writes_to
 
 Signs = frozenset[str]

@@ -14,7 +14,7 @@ from graphprobe.dump_plan import DumpPlan
 from graphprobe.engine.tensor_stats import readable, stats_async, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.plain_tensors import WeakMemory, span_of, version_of
+from graphprobe.internals.tensors import WeakMemory, span_of, version_of
 from graphprobe.probe.dump.running import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
 from graphprobe.probe.dump.tensors import is_tensor
@@ -238,8 +238,6 @@ class WatchObserver(FindingObserver):
         self._held: list[WatchedValue] = []
         self._lock = threading.RLock()
 
-    # -- OpObserver ---------------------------------------------------------------------------------------------------
-
     def wants(self, graph: DumpGraph) -> frozenset[int]:
         """All ops: each may end the life of a value, or overwrite what the program holds of an earlier call."""
         facts = [op.facts for op in graph.ops]
@@ -313,8 +311,6 @@ class WatchObserver(FindingObserver):
         if self._count:
             return [f"overwritten values found: {self._count}, see findings.jsonl", *found]
         return [f"no value was overwritten in {self._seen} calls of graphs", *found]
-
-    # -- looking ------------------------------------------------------------------------------------------------------
 
     def _check(self, execution: OpExecution, call: _WatchedCall, chosen: _Chosen) -> None:
         op = execution.op
@@ -417,8 +413,6 @@ class WatchObserver(FindingObserver):
             value = watch(op, slot, name, execution.call.step, tensor, self._budget)
             if value is not None and (value.memory, value.begin, value.name) not in known:
                 call.values.append(value)
-
-    # -- telling ------------------------------------------------------------------------------------------------------
 
     def _report(self, call: GraphCall, found: _Suspicion, change: Change) -> None:
         value, culprit = found.value, found.culprit

@@ -58,8 +58,6 @@ class CodeRecorder:
         self._modules: dict[int, _Module] = {}
         self._names: set[str] = set()
 
-    # -- called by the encoder ----------------------------------------------------------------------------------------
-
     def stated(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
         """The record of a value that is told by a statement of its module; None: by what it holds."""
         return None
@@ -102,8 +100,6 @@ class CodeRecorder:
     def texts(self) -> dict[str, str]:
         """The texts to write, by the path in the record's folder."""
         return {path: module.source.text() for module, path in self._paths() if module.source is not None}
-
-    # -- functions ----------------------------------------------------------------------------------------------------
 
     def _function_value(self, function: FunctionType, entry: dict[str, Any], path: str) -> dict[str, Any]:
         marked = marked_function(function)
@@ -156,8 +152,6 @@ class CodeRecorder:
             pass
         return entry
 
-    # -- classes ------------------------------------------------------------------------------------------------------
-
     def _class(self, kind: type, entry: dict[str, Any], path: str) -> dict[str, Any]:
         fields = kind.__dict__.get("_fields")
         functions = [f for f in map(_plain_function, vars(kind).values()) if f is not None]
@@ -207,8 +201,6 @@ class CodeRecorder:
                 found |= new
                 todo += new
         return found
-
-    # -- modules ------------------------------------------------------------------------------------------------------
 
     def _module_value(self, module: ModuleType) -> dict[str, Any]:
         name = module.__name__

@@ -196,8 +196,6 @@ class Rebuilder:
             self.fill(step)
         return made
 
-    # -- plain values -------------------------------------------------------------------------------------------------
-
     def make_literal(self, record: Mapping[str, Any], number: int) -> Any:
         if "bits" in record:  # a NaN has more of them than one can write
             parts = struct.unpack("<dd", bytes.fromhex(record["bits"]))
@@ -206,8 +204,6 @@ class Rebuilder:
 
     def make_placeholder(self, record: Mapping[str, Any], number: int) -> Placeholder:
         return Placeholder(record["type"], record["reason"])
-
-    # -- containers ---------------------------------------------------------------------------------------------------
 
     def make_list(self, record: Mapping[str, Any], number: int) -> Any:
         made: list[Any] = []
@@ -234,8 +230,6 @@ class Rebuilder:
             self.fill(functools.partial(self.set_item, made, key, value))
         return made
 
-    # -- tensors and arrays -------------------------------------------------------------------------------------------
-
     def make_tensor(self, record: Mapping[str, Any], number: int) -> Any:
         tensor = self.tensors[record["tensor"]]
         if "base" in record:  # restored as a tensor that shares memory; autograd is to know it as a view, too
@@ -259,8 +253,6 @@ class Rebuilder:
         made = numpy.frombuffer(data, dtype=numpy.dtype(record["dtype"])).reshape(record["shape"])
         return made[()] if record["scalar"] else made.copy(order=record["order"])
 
-    # -- names --------------------------------------------------------------------------------------------------------
-
     def make_module(self, record: Mapping[str, Any], number: int) -> Any:
         return self.module(record["name"])
 
@@ -274,8 +266,6 @@ class Rebuilder:
                     f"there is no {record['module']}.{record['qualname']} in this process (see --import)"
                 ) from error
         return found
-
-    # -- functions ----------------------------------------------------------------------------------------------------
 
     def make_cell(self, record: Mapping[str, Any], number: int) -> Any:
         made = types.CellType()
@@ -326,8 +316,6 @@ class Rebuilder:
         for key, value in record.get("pairs", ()):
             made[self.value(key)] = self.value(value)
         return made
-
-    # -- classes and their instances ----------------------------------------------------------------------------------
 
     def make_class(self, record: Mapping[str, Any], number: int) -> Any:
         name = record["qualname"]

@@ -169,8 +169,6 @@ class MsprobeDump:
             )
         return bits
 
-    # -- files --------------------------------------------------------------------------------------------------------
-
     def _found(self, path: Path) -> Iterator[_Place]:
         if path.is_file():
             path = path.parent
@@ -252,8 +250,6 @@ class MsprobeDump:
         except (OSError, *UNREADABLE) as error:
             self._problem(f"{path.name} cannot be read: {error}")
             return {}
-
-    # -- calls --------------------------------------------------------------------------------------------------------
 
     def _call(
         self,

@@ -139,28 +139,25 @@ def sample(bits: Array, step: int) -> Array:
     return np.concatenate([flat[:EDGE], flat[EDGE:-EDGE:step], flat[-EDGE:]])
 
 
-def timestamped(path: Path, *, now: datetime | None = None) -> Path:
+def timestamped(path: Path) -> Path:
     """Make the folder `<path>_<YYYYmmdd>_<HHMMSS>` of this second, or of the next that nobody has. Raises OSError."""
-    return claim_folder(path.parent, lambda time: f"{path.name}_{time:%Y%m%d_%H%M%S}", now or datetime.now())
+    return claim_folder(path.parent, lambda time: f"{path.name}_{time:%Y%m%d_%H%M%S}", datetime.now())
 
 
 def write_ptdbg(
     dump: CallDump,
     pkl: Path,
     *,
-    rank: int | None = None,
-    step: int | None = None,
     dump_step: int = 1,
     stacks: bool = False,
     values: bool = True,
     select: Callable[[WrittenName], bool] | None = None,
 ) -> Path:
-    """Write the API calls of one step of a dump in ptdbg's layout.
+    """Write the API calls of a dump in ptdbg's layout: of the first step of the first rank.
 
     Args:
         dump: any dump; what is not a call of an API is left out.
         pkl: the text to write; an old one is replaced.
-        rank, step: None: the first.
         dump_step: as in `PtdbgWriter.tensor`.
         stacks: whether to write the lines of the stacks.
         values: whether to write tensors at all; without, only stacks are written.
@@ -170,18 +167,17 @@ def write_ptdbg(
         The folder of the `.npy` files.
 
     Raises:
-        UsageError: the dump has no such rank or step.
+        UsageError: the dump has no step.
         OSError: as the operating system gives it.
     """
-    rank = next(iter(dump.ranks()), 0) if rank is None else rank
+    rank = next(iter(dump.ranks()), 0)
     steps = dump.steps(rank)
-    step = next(iter(steps), 0) if step is None else step
-    if step not in steps:
-        raise UsageError(f"{dump.title} has no step {step} of rank {rank}", hint=f"it has: {steps}")
+    if not steps:
+        raise UsageError(f"{dump.title} has no step 0 of rank {rank}", hint=f"it has: {steps}")
     folder = timestamped(pkl.with_suffix(""))
     writer, numbering = PtdbgWriter(pkl, folder), Numbering()
     try:
-        for call in dump.calls(rank, step):
+        for call in dump.calls(rank, steps[0]):
             if call.kind != "api":
                 continue
             name = numbering.name(call)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals.launches.launch_io import buffers_by_line, declarations
+from graphprobe.internals.launch_io import buffers_by_line, declarations
 from graphprobe.internals.unseen import unseen
 
 OP_NAMESPACES = ("aten", "inductor_ops", "_quantized")

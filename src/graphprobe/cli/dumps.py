@@ -1,48 +1,113 @@
-"""The options of `graphprobe run` that dump the ops of compiled graphs, and what was dumped in the end."""
+"""The options of `graphprobe run` that dump calls of torch's API or ops of compiled graphs, and what was dumped."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphprobe.cli import dump_api
+from graphprobe.cli.option_rows import spelled, take
 from graphprobe.dump_plan import DumpPlan, plan_from
-from graphprobe.dump_plan.options import OPTIONS
+from graphprobe.dump_plan.options import API_CONFIG, API_OPTIONS, OPTIONS
 from graphprobe.errors import SettingError, UsageError
 from graphprobe.report.visible import echo
-from graphprobe.store.layout import GRAPHS
+from graphprobe.store.layout import CALLS, GRAPHS
 
 if TYPE_CHECKING:
     from graphprobe.backends.wrap import DumpedProgram
+    from graphprobe.probe.api.dump import ApiDumper
 
-ROWS = sorted(OPTIONS, key=lambda row: row.name != "dump_data")
+CALL_ROWS = (*API_OPTIONS, API_CONFIG)
+GRAPH_ROWS = sorted(OPTIONS, key=lambda row: row.name != "dump_data")
 """As the help has them: first `--dump-graph`, which makes the others count."""
 
-SPELLED = {row.name: row.spelled for row in ROWS if row.spelled} | {"enable_dump": ROWS[0].spelled}
-"""Option of the command by option of a dump."""
-
-PREFIX = "dump_"
+CALL_PREFIX, GRAPH_PREFIX = "api_", "dump_"
 """Of the keywords that the options come as."""
+
+SPELLED = {row.name: row.spelled for row in GRAPH_ROWS if row.spelled} | {"enable_dump": GRAPH_ROWS[0].spelled}
+"""Option of the command by option of a dump."""
 
 _ENABLING = ("dump_data", "dump_config_path", "dump_debug")
 
 _BY_ENVIRONMENT = ("enable_dump", "dump_config_path")
 
 
+def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper | None] | None:
+    """Takes these options out of `values`; what begins the dump, given the run's folder; None where none is asked for.
+
+    Without a run's folder, no dump begins that was to lie in it.
+
+    Raises:
+        UsageError: a value that cannot be, or options that mean nothing without a dump.
+    """
+    options = take(CALL_ROWS, values, prefix=CALL_PREFIX)
+    if options["data"] is None and options["config"] is None:
+        if useless := spelled(CALL_ROWS, options):
+            raise UsageError(
+                f"{', '.join(useless)}: no calls are dumped, so this has no effect", hint="add --dump or --dump-graph"
+            )
+        return None
+    from graphprobe.probe.api.dump import dump
+    from graphprobe.probe.api.plan import arguments_from_file
+
+    path = options.pop("path")
+    options["apis"] = options["apis"] and options["apis"].split(",")
+    if path is None and options["config"] is not None:
+        path = arguments_from_file(options["config"]).get("path")
+    dump(path or CALLS, **options)  # every mistake is found now, before a folder is made
+
+    def begin(folder: Path | None) -> ApiDumper | None:
+        if path is None and folder is None:
+            return None
+        wanted = Path(path) if path is not None else Path(folder or "", CALLS)
+        for attempt in itertools.count(2):
+            try:
+                dumper = dump(wanted, **options)
+                dumper.start()
+                return dumper
+            except UsageError as error:
+                taken = error.__cause__
+                if not isinstance(taken, FileExistsError) or Path(str(taken.filename)).parent.name != wanted.name:
+                    raise
+            # Of another process: each has a folder of its own.
+            wanted = wanted.with_name(f"{Path(path or CALLS).name}-{attempt}")
+        raise AssertionError("unreachable")
+
+    return begin
+
+
+def tell_of_calls(dumper: ApiDumper, base: Path) -> str | None:
+    """What was dumped and where, on stderr, so that the program's own output stays as it is; the dump, from `base`."""
+    from graphprobe.store.api_reader import manifest_in
+
+    folder = None
+    try:
+        manifest = manifest_in(dumper.folder)
+        count = 0 if manifest is None else manifest.calls
+        folder = os.path.relpath(dumper.folder.parent, base)
+        lines = [f"graphprobe: {count} calls dumped to {folder}"]
+        lines += [f"graphprobe: missing: {text}" for text in (manifest.missing if manifest is not None else ())]
+    except Exception as error:  # the program has ended; its exit code must not change now
+        lines = [f"graphprobe: the dump cannot be read: {error}"]
+    for line in lines:
+        echo(line, err=True)
+    return folder
+
+
 def share(values: dict[str, Any], environ: Mapping[str, str]) -> None:
     """Hands on what `--steps` and `--dump-to` say: to the dump of graphs where that is the one; the steps to both."""
-    asked = any(values[f"{PREFIX}{name}"] is not None for name in _ENABLING)
-    calls = any(values[f"{dump_api.PREFIX}{name}"] is not None for name in ("data", "config"))
-    if not asked and (calls or not any(environ.get(row.env) for row in ROWS if row.name in _BY_ENVIRONMENT)):
+    asked = any(values[f"{GRAPH_PREFIX}{name}"] is not None for name in _ENABLING)
+    calls = any(values[f"{CALL_PREFIX}{name}"] is not None for name in ("data", "config"))
+    if not asked and (calls or not any(environ.get(row.env) for row in GRAPH_ROWS if row.name in _BY_ENVIRONMENT)):
         return
     for name, mine in (("steps", "dump_step"), ("path", "dump_path")):
-        theirs = f"{dump_api.PREFIX}{name}"
+        theirs = f"{CALL_PREFIX}{name}"
         if not calls or name == "steps":
-            values[f"{PREFIX}{mine}"] = values[theirs]
+            values[f"{GRAPH_PREFIX}{mine}"] = values[theirs]
         if not calls:
             values[theirs] = None
 
@@ -101,7 +166,7 @@ def _make_missing(path: str) -> list[str]:
     return made
 
 
-def begin(plan: DumpPlan, run: Path | None) -> DumpedProgram | None:
+def begin_graph_dump(plan: DumpPlan, run: Path | None) -> DumpedProgram | None:
     """Stand in for `torch.compile` from now on.
 
     Args:
@@ -118,13 +183,12 @@ def begin(plan: DumpPlan, run: Path | None) -> DumpedProgram | None:
     return program
 
 
-def summarise(program: DumpedProgram, base: Path) -> str | None:
+def tell_of_graphs(program: DumpedProgram, base: Path) -> str | None:
     """What was dumped and where, on stderr; the dump, from `base`, where it has an overflow."""
     from graphprobe.report.document import counted
     from graphprobe.store.dump_reader import open_dump
 
     shown = None
-
     for text in program.lost:
         echo(f"graphprobe: dump: missing: {text}", err=True)
     if not program.folders and not program.lost:

@@ -29,11 +29,7 @@ EVENTS = "ChromiumEventLogger"
 CACHES = {"fx_graph_cache": "fx_graph", "autograd_cache": "aot_autograd"}
 """Beginnings of the events by which torch's caches tell what they had."""
 
-METRICS = {
-    "fail_type": "failure",
-    "recompile_reason": "recompile_reason",
-    "graph_op_count": "calls",
-}
+METRICS = {"fail_type": "failure", "recompile_reason": "recompile_reason", "graph_op_count": "calls"}
 """torch's names of the facts of a compile, and ours."""
 
 _PASSES = "torch._inductor.fx_passes"

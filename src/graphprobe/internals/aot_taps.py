@@ -173,6 +173,4 @@ def compilers_watched(around: Callable[[str, Compiler], Compiler]) -> Iterator[N
 def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
     to = Subscriber(observer)
-    return [
-        Patch("aot_graphs", AOT, "aot_stage2_compile", _tap_stage2(to)),
-    ]
+    return [Patch("aot_graphs", AOT, "aot_stage2_compile", _tap_stage2(to))]

@@ -1,4 +1,4 @@
-"""Finds the plain tensor inside one that wraps it (`vmap`, `grad`, DTensor, nested), and the memory that it lies in.
+"""Finds the plain tensor inside one that wraps it (`vmap`, `grad`, DTensor, nested), its memory; the leaves of trees.
 
 `is_neg()` and `is_conj()` give it up for a moment, and a thread that waits for it takes it: the program would stand
 still for as long as that thread likes, at every value that is looked at. What torch notes of a tensor when it saves
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 from torch.multiprocessing import reductions
+from torch.utils import _pytree
 
 from graphprobe.internals.names import require
 from graphprobe.internals.quiet import quiet
@@ -241,3 +242,19 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int, int]:
         return memory, begin, begin
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return memory, begin, begin + (last + 1) * tensor.element_size()
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of nested containers, registered ones included, in order."""
+    found: list[Any] = _pytree.tree_leaves(tree)
+    return found
+
+
+def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with `change` applied to each leaf."""
+    return _pytree.tree_map(change, tree)
+
+
+def structure_of(tree: Any) -> str:
+    """The containers of a nested value as text: their types, lengths and keys, with a star for each leaf."""
+    return str(_pytree.tree_structure(tree))

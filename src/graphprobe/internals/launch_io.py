@@ -20,11 +20,7 @@ Kind = Literal["kernel", "extern", "op"]
 SYMBOL = re.compile(r"^(s|u|zf|zuf|ks|ps|i)\d+$")
 """Names of sizes and numbers in a wrapper."""
 
-ROOTS = {
-    "aten": "torch.ops.aten",
-    "inductor_ops": "torch.ops.inductor",
-    "_quantized": "torch.ops._quantized",
-}
+ROOTS = {"aten": "torch.ops.aten", "inductor_ops": "torch.ops.inductor", "_quantized": "torch.ops._quantized"}
 """Names of operator namespaces in a generated module."""
 
 CPP_BEGIN = re.compile(r'extern "C"\s+(?:C10_EXPORT\s+)?void\s+(?:\w+\s+)*kernel\s*\(')

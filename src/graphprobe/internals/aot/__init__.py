@@ -1,1 +1,0 @@
-"""AOTAutograd: its graphs, and backends made of it."""

@@ -1,1 +1,0 @@
-"""The launches of generated code: which there are, what each reads and writes, and who stands between."""

@@ -1,1 +1,0 @@
-"""Tensors, their memory, and the containers that hold them."""

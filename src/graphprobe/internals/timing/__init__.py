@@ -1,1 +1,0 @@
-"""How long the steps of a compile take, and when each begins."""
