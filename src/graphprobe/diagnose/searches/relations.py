@@ -202,8 +202,8 @@ def _later_hooks(program: Program, call: int) -> list[Relation]:
         kind, line = lines.get(name, (usual, None))
         reason = (
             f"The hook of module {name or 'itself'} was registered after the first call, and no guard looks at hooks: "
-            f"the code that was compiled without it is taken again. With {HOOKS_SWITCH} = False the program is right. Or "
-            "register it before the first call."
+            f"the code that was compiled without it is taken again. With {HOOKS_SWITCH} = False the program is right. "
+            "Or register it before the first call."
         )
         found.append(Relation(kind, reason, "dynamo", line, name or None))
     return found
