@@ -50,6 +50,8 @@ VALUES = {
     "the last": ("k = round(n); k = 3", []),
     "one of two": ("k = 1 if isinstance(n, int) else 2", ["isinstance"]),
     "a test": ("k = 1\n    if callable(n):\n        k = 2", ["callable"]),
+    "identity": ("k = 1 if box.a is box.b else 2", ["is", "box.a", "box.b"]),
+    "identity with a constant": ("k = 1 if box.a is None else 2", ["box.a"]),
     "an exception": ("try:\n        k = box['a']\n    except (KeyError, IndexError):\n        k = 2", ["KeyError"]),
     "a comprehension": ("k = sum([round(i) for i in n])", ["round", "sum"]),
     "a parameter": ("k = n", []),

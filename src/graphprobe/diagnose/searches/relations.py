@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -47,8 +47,9 @@ HOOKS = {
 }
 """Attributes of a module that have its hooks, and what registers them."""
 
-HOOKS_SWITCH = "torch._dynamo.config.skip_nnmodule_hook_guards = False"
-SWITCH = 'torch._functorch.config.backward_pass_autocast = "off"'
+HOOKS_SWITCH = "torch._dynamo.config.skip_nnmodule_hook_guards"
+SWITCH = "torch._functorch.config.backward_pass_autocast"
+"""Settings that mend a program."""
 
 UNGUARDED = "No guard looks at this: compiled afresh before each call (torch.compiler.reset()) the program is right."
 
@@ -96,10 +97,11 @@ def related(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -
     for way in ways:
         found = way(ladder, first)
         if found is not None:
-            place = {name: getattr(found, name) for name in ("op", "also", "source", "module", "stage")}
-            reason = told_more(first.text, found.reason)
-            direction: Literal["forward", "backward"] = "backward" if first.where.startswith("gradients") else "forward"
-            return [Finding(kind=first.kind, reason=reason, direction=direction, worst=first.worst, **place)]
+            shown = next((d for d in ladder.failing.get(ladder.top, ()) if d.certain), first)
+            fields = msgspec.structs.asdict(found) | {"reason": told_more(shown.text, found.reason)}
+            fields |= {"kind": shown.kind, "worst": shown.worst}
+            fields |= {"direction": "backward"} if shown.where.startswith("gradients") else {}
+            return [msgspec.convert(fields, Finding)]
     return []
 
 
@@ -168,7 +170,7 @@ def _other_type(ladder: Ladder, first: Difference) -> Relation | None:
 def _hooked_later(ladder: Ladder, first: Difference) -> Relation | None:
     """A hook that a module has since a later call: right where guards look at hooks."""
     found = _asked(ladder, partial(_later_hooks, ladder.program, first.call)) if first.call else []
-    step = partial(_dynamo, ladder.program, ladder.compilation, skip_nnmodule_hook_guards=False)
+    step = partial(_dynamo, ladder.program, ladder.compilation, **{HOOKS_SWITCH.rpartition(".")[2]: False})
     return found[0] if found and _mends(ladder, step) else None
 
 
@@ -200,8 +202,8 @@ def _later_hooks(program: Program, call: int) -> list[Relation]:
         kind, line = lines.get(name, (usual, None))
         reason = (
             f"The hook of module {name or 'itself'} was registered after the first call, and no guard looks at hooks: "
-            f"the code that was compiled without it is taken again. With {HOOKS_SWITCH} the program is right. Or "
-            "register it before the first call."
+            f"the code that was compiled without it is taken again. With {HOOKS_SWITCH} = False the program is right. "
+            "Or register it before the first call."
         )
         found.append(Relation(kind, reason, "dynamo", line, name or None))
     return found
@@ -349,7 +351,7 @@ def _backward_apart(program: Program, compilation: Compilation) -> Tried:
         outer.extend(device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
         return aot_rung(off)(gm, inputs, **settings)
 
-    with require("torch._functorch", "config", purpose="the backward").patch(backward_pass_autocast="off"):
+    with require("torch._functorch", "config", purpose="the backward").patch({SWITCH.rpartition(".")[2]: "off"}):
         run_program(program, compilation, backend, report)
     if not outer:
         return report
@@ -363,7 +365,7 @@ def _backward_apart(program: Program, compilation: Compilation) -> Tried:
         where = (users_source(made), module_of(made)) if made is not None else (None, None)
         reason = (
             f"The call runs under autocast ({outer[0]}), and AOTAutograd makes the whole backward under it; uncompiled "
-            f"each op's backward runs in the dtype of its forward. With {SWITCH} the program is right."
+            f'each op\'s backward runs in the dtype of its forward. With {SWITCH} = "off" the program is right.'
         )
         report.relation = Relation(op, reason, "aot", *where, also=[op.rpartition(".")[2]])
     return report
@@ -435,7 +437,7 @@ def _takes_tangents(program: Program) -> bool:
 
 
 def _tangent_of(value: Any) -> torch.Tensor | None:
-    inside = isinstance(value, torch.Tensor) and forward_ad._current_level >= 0
+    inside = isinstance(value, torch.Tensor)
     return forward_ad.unpack_dual(value).tangent if inside else None  # type: ignore[no-untyped-call]
 
 
