@@ -206,6 +206,7 @@ NAMES: tuple[Name, ...] = (
     _n(PATCHED, "torch", "compile", "compile_calls"),
     _n(CALLED, "torch._C", "DisableTorchFunction", "api_dump beside_compiles"),
     _n(CALLED, "torch._C", "DisableTorchFunctionSubclass", "recompiles"),
+    _n(CALLED, "torch._C", "_dispatch_get_all_op_names", "registrations"),
     _n(READ, "torch._C", "_TorchDispatchModeKey.FAKE", "dump_single_ops"),
     _n(READ, "torch._C", "_TorchDispatchModeKey.FUNCTIONAL", "dump_single_ops"),
     _n(READ, "torch._C", "_TorchDispatchModeKey.PROXY", "dump_single_ops"),

@@ -23,10 +23,17 @@ from graphprobe.findings import Finding, in_words, told_more
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.operators.eager_ops import in_backward
 from graphprobe.internals.operators.operators import OpMode, Overload
-from graphprobe.internals.operators.registrations import Promise, fake_kernel_of, kernel_of, name_of, without_fakes
+from graphprobe.internals.operators.registrations import (
+    Promise,
+    fake_kernel_of,
+    has_own,
+    is_of_torch,
+    kernel_of,
+    name_of,
+    without_fakes,
+)
 from graphprobe.internals.tensors.trees import tree_leaves, tree_map
 from graphprobe.judge.judging import Difference
-from graphprobe.probe.formats.literals import BUILT_IN_NAMESPACES
 
 HINT = re.compile(r"This error most often comes from .*?opcheck to test your custom op", re.DOTALL)
 """What torch says where compiled code meets a result other than promised."""
@@ -34,7 +41,6 @@ HINT = re.compile(r"This error most often comes from .*?opcheck to test your cus
 MOST = 4
 """Operators that are told."""
 
-STOCK = BUILT_IN_NAMESPACES | {"graphprobe"}
 OF_SCHEMA = ("promises to leave", "promises memory of its own")
 """How promises begin that the schema makes, and not the fake kernel."""
 
@@ -46,7 +52,7 @@ def disagreements(program: Program) -> list[tuple[Finding, Check]]:
     def around(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_of((args, kwargs))
         plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in given)
-        if op.namespace in STOCK or name_of(op) in found or not plain:
+        if is_of_torch(op.namespace) or name_of(op) in found or not plain:
             return op(*args, **kwargs)
         check = Check(op, args, kwargs)
         result = op(*args, **kwargs)
@@ -212,6 +218,8 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 def registered_wrongly(ladder: Ladder) -> tuple[list[Finding], bool]:
     """The findings for operators of the program that are registered wrongly, and whether they explain the fault."""
     findings: list[Finding] = []
+    if not has_own():
+        return findings, False
     with ladder.in_time("whether the program's own operators are registered rightly"):
         ladder.on_step("own operators")
         findings = _held(ladder)

@@ -17,6 +17,14 @@ from graphprobe.internals.tensors.trees import tree_map
 
 PURPOSE = "holding operators against their fake kernels"
 
+OF_TORCH = frozenset(
+    "aten prims prim inductor inductor_prims _inductor_test quantized _quantized quantization quantized_decomposed "
+    "mkldnn mkldnn_prepacked _prepacked mkl onednn rngprims profiler higher_order sparse c10d _c10d_functional "
+    "c10d_functional _c10d_functional_autograd symm_mem _dtensor _native _test debug_mode_ops debugprims export "
+    "static_runtime flex_lib fsdp onnx onnx_symbolic streams graphprobe".split()
+)
+"""Namespaces of operators that no program has registered."""
+
 
 class Promise:
     """What the fake kernel of an operator makes of a call's arguments.
@@ -66,6 +74,17 @@ class Promise:
         bounds = self._environment.bound_sympy(size.node.expr)
         end = f" to {bounds.upper}" if str(bounds.upper).isdecimal() else " or more"
         return f"{bounds.lower}{end}"
+
+
+def is_of_torch(namespace: str) -> bool:
+    """Whether operators of a namespace are torch's own, or graphprobe's."""
+    return namespace in OF_TORCH
+
+
+def has_own() -> bool:
+    """Whether the program, or a library that it loads, has registered operators."""
+    names: list[str] = require("torch._C", "_dispatch_get_all_op_names", purpose=PURPOSE)()
+    return not all(is_of_torch(name.partition("::")[0]) for name in names)
 
 
 def name_of(op: Overload) -> str:
