@@ -32,7 +32,7 @@ from graphprobe.internals.operators.registrations import (
     name_of,
     without_fakes,
 )
-from graphprobe.internals.tensors.trees import tree_leaves, tree_map
+from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.judge.judging import Difference
 
 HINT = re.compile(r"This error most often comes from .*?opcheck to test your custom op", re.DOTALL)

@@ -27,7 +27,7 @@ from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.naming import module_of, op_of
 from graphprobe.engine.subgraph import CALLS, output_node
 from graphprobe.findings import Finding, Stage, told_more
-from graphprobe.internals.aot.backends import lookup
+from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.inductor.stages import broken_after
 from graphprobe.internals.names import require
 from graphprobe.judge.effect_walk import names_of_code

@@ -43,10 +43,12 @@ from graphprobe.probe.dump.overflow_rules import (
     summary_from_row,
     summary_of,
 )
+from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.probe.dump.traits import BOTH, MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import CallDirection
 from graphprobe.store.dump_dtypes import STORED_DTYPES
+from graphprobe.store.dump_records import slots_from_inputs, slots_from_outputs
 from graphprobe.store.foreign.names import foreign_from_api
 from graphprobe.store.foreign.ptdbg_write import PtdbgWriter, timestamped
 
@@ -299,17 +301,13 @@ class OverflowWatch:
     def _before(self, op: EagerOp) -> dict[str, torch.Tensor]:
         """Copies of what the operator will change, by slot."""
         found: dict[str, torch.Tensor] = {}
+        call, written = self._state.call, tuple(f"{slot}." for slot, _, _ in op.written())
         with quiet():
-            for slot, value, _ in op.written():
-                values: Values = []
-                _flatten(slot, value, values)
-                for name, tensor in judged(values):
-                    found[name] = tensor.detach().clone()
-        call = self._state.call
-        if call is not None:
-            for slot, copied in found.items():
-                live = _at(op, slot)
-                call.before.setdefault(_place(live), copied)
+            for slot, live in judged(_given(op.args, op.kwargs)):
+                if f"{slot}.".startswith(written):
+                    found[slot] = live.detach().clone()
+                    if call is not None:
+                        call.before.setdefault(_place(live), found[slot])
         return found
 
     def _judge_op(self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values) -> None:
@@ -404,30 +402,14 @@ class _ApiMode(TorchFunctionMode):
         return self._watch.around_api(func, args, kwargs or {})
 
 
-def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> Values:
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
     """Arguments by slot."""
-    found: Values = []
-    for index, value in enumerate(args):
-        _flatten(f"input.{index}", value, found)
-    for name, value in kwargs.items():
-        _flatten(f"kwarg.{name}", value, found)
-    return found
+    return [(slot, value) for slot, _, value in slots_from_inputs(args, kwargs, is_tensor=is_tensor)]
 
 
 def _results(result: Any) -> Values:
     """What was returned, by slot."""
-    found: Values = []
-    for index, value in enumerate(result if isinstance(result, (list, tuple)) else (result,)):
-        _flatten(f"output.{index}", value, found)
-    return found
-
-
-def _flatten(slot: str, value: Any, into: Values) -> None:
-    if isinstance(value, (list, tuple)) and any(isinstance(item, (torch.Tensor, list, tuple)) for item in value):
-        for index, item in enumerate(value):
-            _flatten(f"{slot}.{index}", item, into)
-    else:
-        into.append((slot, value))
+    return [(slot, value) for slot, _, value in slots_from_outputs(result, is_tensor=is_tensor)]
 
 
 def _place(value: Any) -> tuple[int, int]:
@@ -436,14 +418,6 @@ def _place(value: Any) -> tuple[int, int]:
         return (0, -1)
     memory = memory_of(value)
     return (memory, int(value.storage_offset())) if memory else (0, -1)
-
-
-def _at(op: EagerOp, slot: str) -> Any:
-    head, *path = slot.split(".")
-    found: Any = op.args[int(path[0])] if head == "input" else op.kwargs[path[0]]
-    for part in path[1:]:
-        found = found[int(part)]
-    return found
 
 
 def _summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
