@@ -36,8 +36,8 @@ from graphprobe.judge.uncompiled import Reference, roundoff_of
 from graphprobe.judge.verdict import (
     RUNGS,
     RungName,
+    Seen,
     State,
-    below_first_wrong,
     first_wrong,
     state_of,
     to_blame,
@@ -498,8 +498,9 @@ class Ladder:
         first = first_wrong(states)
         assert first is not None
         certain = [d for d in self.failing[first] if d.certain]
-        guilty = to_blame(self.result.findings, below_first_wrong(states), {d.kind for d in certain})
+        guilty = to_blame(self.result.findings, self.seen(certain))
         guilty = self._explain(self, first, guilty, certain)
+        guilty = to_blame(guilty, self.seen(certain)) or guilty
         self._tell_latent([f for f in self.result.findings if f not in guilty])
         self.result.findings = guilty
         notes.as_the_program_fails(self.result.findings, "aliasing", certain)
@@ -514,6 +515,12 @@ class Ladder:
             if not any(f.proof for f in self.result.findings):
                 self._repeat()
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
+
+    def seen(self, certain: Sequence[Difference]) -> Seen:
+        """What findings are held against; `certain`: what is wrong on the first wrong rung."""
+        kernels = self.reports.get("kernels")
+        agreed = kernels is not None and kernels.checked > 0 and not (kernels.findings or kernels.suspected)
+        return Seen(self.states(), {d.kind for d in certain}, agreed)
 
     def by_program(self, prove: Callable[..., Finding], where: str) -> None:
         """The first finding with the program as its proof, in a child process, which can be ended."""

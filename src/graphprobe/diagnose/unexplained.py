@@ -23,7 +23,7 @@ from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import LAID_OUT, Evidence, Graphs, stage_of
-from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName, below_first_wrong, first_wrong, to_blame
+from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName, first_wrong, to_blame
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,7 @@ def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[F
         return []
     ladder.compilation = inductor
     ladder.climb_rungs()
-    kinds = {d.kind for d in differences}
-    return to_blame(ladder.result.findings, below_first_wrong(ladder.states()), kinds)
+    return to_blame(ladder.result.findings, ladder.seen(differences))
 
 
 def is_explained(rung: RungName, findings: Sequence[Finding]) -> bool:

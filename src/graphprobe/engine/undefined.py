@@ -184,7 +184,12 @@ class AtTheEdge:
         name = operator.name.removesuffix("_") if operator is not None and operator.namespace == "aten" else ""
         at, edge, mirrored = EDGES.get(name, (len(args), 0.0, False))
         value = args[at] if at < len(args) else None
-        if is_plain(value) and value.is_floating_point() and 0 < value.numel() <= self._left:
+        if (
+            isinstance(value, torch.Tensor)
+            and is_plain(value)
+            and value.is_floating_point()
+            and 0 < value.numel() <= self._left
+        ):
             self._left -= value.numel()
             moved = self._moved(value.detach(), edge, mirrored)
             if moved is not None and at == 0 and operator is not None and operator.name.endswith("_"):

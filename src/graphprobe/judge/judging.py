@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from graphprobe.findings import Kind, Worst
 from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.uncompiled import Asked, Reference, Spot
-from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
+from graphprobe.judge.worst import tells, worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.noise import CHUNK, Array, Noise, flat, sigma_from_runs, widen
 from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, off_alone, tolerated
@@ -51,6 +52,8 @@ SURE_OF_CHANCE = 8
 WEIGHTS: dict[str, Weight] = {"worse": "certain", "unsure": "unsure", "better": "better"}
 
 DECIDED = "a rounding decides which elements are finite"
+
+TOO_FAR = "its rounding may be larger than its values"
 
 UNEXPLAINED = "and no rounding explains what it is uncompiled"
 
@@ -335,6 +338,8 @@ def _compare_value(spot: Spot, e: Any, m: Any, look: _Look, *, numbers: bool) ->
         answer = answer or ValueDifference("undefined", "; ".join(spot.reference.left_open) or DECIDED)
     if answer is not None:
         worst = _worst(spot, e, m) if look.for_worst and answer.weight not in EXCUSED else None
+        if worst is not None and not math.isfinite(worst.off) and not tells(worst):
+            answer = replace(answer, weight="unsure", text=f"{answer.text}; {TOO_FAR}")
         yield Difference(_kind_of_value(spot, e, m), call, where, answer.text, answer.z, answer.weight, worst)
 
 
