@@ -135,11 +135,11 @@ def test_not_exonerated_by_rungs_before(stage: Stage, right: set[verdict.RungNam
 def test_the_dtype_of_what_nobody_sees_explains_no_wrong_numbers() -> None:
     dtype = Finding(kind="wrong_dtype", stage="decomposition", op="aten.native_layer_norm.default")
     number = Finding(kind="nonfinite", stage="decomposition", op="aten.std.correction")
-    right = verdict.Seen({"aot": "right"}, {"wrong_value"})
+    right = verdict.RungEvidence({"aot": "right"}, {"wrong_value"})
     assert verdict.to_blame([dtype, number], right) == [number]
     assert verdict.to_blame([dtype, number], replace(right, kinds={"wrong_value", "wrong_dtype"})) == [dtype, number]
     assert verdict.to_blame([dtype], right) == [dtype]
-    assert verdict.to_blame([dtype, number], verdict.Seen({"passes": "right"}, {"wrong_value"})) == []
+    assert verdict.to_blame([dtype, number], verdict.RungEvidence({"passes": "right"}, {"wrong_value"})) == []
 
 
 def worst(off: float, allowed: float | None, wrong: int = 1) -> Worst:
@@ -162,7 +162,7 @@ ANY = st.builds(
     worst=st.none() | WORST,
 )
 SEEN = st.builds(
-    verdict.Seen,
+    verdict.RungEvidence,
     states=st.dictionaries(st.sampled_from(verdict.RUNGS), STATE),
     kinds=st.sets(KIND, max_size=2),
     agreed=st.booleans(),
@@ -171,7 +171,7 @@ SEEN = st.builds(
 
 
 @given(finding=ANY, seen=SEEN)
-def test_no_finding_passes_that_contradicts_what_was_seen(finding: Finding, seen: verdict.Seen) -> None:
+def test_no_finding_passes_that_contradicts_what_was_seen(finding: Finding, seen: verdict.RungEvidence) -> None:
     """Whatever has been seen: what is left contradicts nothing, and what contradicts nothing is left as it is."""
     before = copy.deepcopy(finding)
     left = verdict.consistent(finding, seen)
@@ -198,18 +198,18 @@ RIGHT_TO: dict[str, dict[verdict.RungName, verdict.State]] = {
 PUT, FILL, TRACE, ZEROS = OPS
 TANH = Finding(kind="wrong_value", stage="codegen", op="aten.tanh.default", proof="program")
 MUL = Finding(kind="crash_compile", stage="aot", op="operator.mul")
-PASSES, DYNAMO = (verdict.Seen(RIGHT_TO[name]) for name in ("passes", "dynamo"))
-NAMED = verdict.Seen(called={"index_fill", "trace"})
+PASSES, DYNAMO = (verdict.RungEvidence(RIGHT_TO[name]) for name in ("passes", "dynamo"))
+NAMED = verdict.RungEvidence(called={"index_fill", "trace"})
 UNNAMED: Changed = {"op": None}
 # A finding, what was seen besides, and what has to be changed in it; None: the finding goes.
-PLANTED: list[tuple[Finding, verdict.Seen, Changed]] = [
+PLANTED: list[tuple[Finding, verdict.RungEvidence, Changed]] = [
     (Finding(kind="wrong_value", stage="joint"), PASSES, None),
     (Finding(kind="wrong_value", stage="lowering"), PASSES, {}),
     (MUL, DYNAMO, {"stage": "dynamo"}),
     (msgspec.structs.replace(MUL, stage="decomposition"), DYNAMO, {}),
     (
         msgspec.structs.replace(MUL, stage="decomposition"),
-        verdict.Seen({"dynamo": "right", "aot": "wrong"}),
+        verdict.RungEvidence({"dynamo": "right", "aot": "wrong"}),
         {"stage": "aot"},
     ),
     (msgspec.structs.replace(MUL, proof="piece"), DYNAMO, {}),
@@ -220,8 +220,8 @@ PLANTED: list[tuple[Finding, verdict.Seen, Changed]] = [
     (Finding(kind="wrong_value", stage="lowering", op=PUT, also=[FILL]), NAMED, {"op": FILL, "also": [PUT]}),
     (Finding(kind="wrong_value", stage="lowering", op=ZEROS), NAMED, UNNAMED),
     (Finding(kind="wrong_value", stage="lowering", op=TRACE), NAMED, {}),
-    (Finding(kind="wrong_gradient", stage="aot"), verdict.Seen(), {"direction": "backward"}),
-    (Finding(kind="wrong_gradient", stage="aot", op=TRACE), verdict.Seen(), {}),
+    (Finding(kind="wrong_gradient", stage="aot"), verdict.RungEvidence(), {"direction": "backward"}),
+    (Finding(kind="wrong_gradient", stage="aot", op=TRACE), verdict.RungEvidence(), {}),
     (msgspec.structs.replace(TANH, worst=worst(float("inf"), 930.0)), PASSES, {"proof": None}),
     (msgspec.structs.replace(TANH, worst=worst(0.01, 0.1, wrong=0)), PASSES, {"proof": None}),
     (msgspec.structs.replace(TANH, worst=worst(float("inf"), 0.1)), PASSES, {}),

@@ -15,6 +15,7 @@ from graphprobe.report.diagnosis import (
     NUMERIC,
     STAGES,
     WIDTH,
+    as_sentence,
     details,
     first_line_from,
     lines_from,
@@ -245,3 +246,20 @@ def test_a_dossier_whose_repro_does_not_fail_alone_is_no_proof() -> None:
     text = told(Diagnosis(verdict="fault", findings=[finding(dossier="kept", proof=None)]))
     assert "proof:" not in text and "repro.py" not in text
     assert "No program that shows it by itself could be made." in text and "kept in:     kept" in text
+
+
+def test_code_keeps_its_case_at_the_beginning_of_a_sentence() -> None:
+    for text in (
+        "view_as: another branch",
+        "ref: another branch",
+        "operator.eq: no",
+        "self.holder: no",
+        "aten.add.Tensor is",
+    ):
+        assert as_sentence(text) == f"{text}."
+    assert [as_sentence(text) for text in ("off by 2", "dtype torch.int8, not", "wrong.", "")] == [
+        "Off by 2.",
+        "Dtype torch.int8, not.",
+        "Wrong.",
+        "",
+    ]

@@ -35,8 +35,8 @@ from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
 from graphprobe.judge.verdict import (
     RUNGS,
+    RungEvidence,
     RungName,
-    Seen,
     State,
     first_wrong,
     state_of,
@@ -516,11 +516,11 @@ class Ladder:
                 self._repeat()
         self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
 
-    def seen(self, certain: Sequence[Difference]) -> Seen:
+    def seen(self, certain: Sequence[Difference]) -> RungEvidence:
         """What findings are held against; `certain`: what is wrong on the first wrong rung."""
         kernels = self.reports.get("kernels")
         agreed = kernels is not None and kernels.checked > 0 and not (kernels.findings or kernels.suspected)
-        return Seen(self.states(), {d.kind for d in certain}, agreed)
+        return RungEvidence(self.states(), {d.kind for d in certain}, agreed)
 
     def by_program(self, prove: Callable[..., Finding], where: str) -> None:
         """The first finding with the program as its proof, in a child process, which can be ended."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -63,7 +63,24 @@ MOST_NOTED = 1 << 22
 """Elements of arguments that are noted; of further ones nothing is known."""
 
 
-class DoneOtherwise:
+class _Around:
+    """A context manager: inside, `_run` is asked for the result of every operator, those of a backward included."""
+
+    def __init__(self) -> None:
+        self._inside = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._inside.enter_context(OpMode(self._run))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inside.close()
+
+    def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class DoneOtherwise(_Around):
     """A context manager: inside, what torch leaves undefined comes out in another way, in a backward as well.
 
     What higher-order operators run is left alone, and so are tensors that are no plain strided ones with data.
@@ -73,17 +90,9 @@ class DoneOtherwise:
     """
 
     def __init__(self, way: Way = "flipped") -> None:
+        super().__init__()
         self.met: list[str] = []
         self._way = way
-        self._mode = OpMode(self._run)
-        self._inside = contextlib.ExitStack()
-
-    def __enter__(self) -> DoneOtherwise:
-        self._inside.enter_context(self._mode)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._inside.close()
 
     def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = operator_of(op)
@@ -155,7 +164,7 @@ class DoneOtherwise:
         return result
 
 
-class AtTheEdge:
+class AtTheEdge(_Around):
     """A context manager: inside, arguments of `EDGES` that are near their edge are moved to it, in a backward as well.
 
     Args:
@@ -167,17 +176,9 @@ class AtTheEdge:
     """
 
     def __init__(self, noise: Sequence[torch.Tensor] = (), way: float = 0.0) -> None:
+        super().__init__()
         self.gaps: list[torch.Tensor] = []
         self._noise, self._way, self._left = noise, way, MOST_NOTED
-        self._mode = OpMode(self._run)
-        self._inside = contextlib.ExitStack()
-
-    def __enter__(self) -> AtTheEdge:
-        self._inside.enter_context(self._mode)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._inside.close()
 
     def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = operator_of(op)

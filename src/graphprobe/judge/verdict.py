@@ -85,7 +85,7 @@ def exonerated(stage: Stage, states: Mapping[RungName, State]) -> bool:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RungEvidence:
     """What a finding is held against.
 
     Attributes:
@@ -112,12 +112,12 @@ class Seen:
         return LAST_STAGE[name] if name is not None else "unknown"
 
 
-class Check(NamedTuple):
+class Contradiction(NamedTuple):
     """A contradiction, and what is left of a finding that has it; None: nothing."""
 
     why: str
-    holds: Callable[[Finding, Seen], bool]
-    left: Callable[[Finding, Seen], Finding | None]
+    holds: Callable[[Finding, RungEvidence], bool]
+    left: Callable[[Finding, RungEvidence], Finding | None]
 
 
 def base_of(op: str) -> str:
@@ -126,12 +126,12 @@ def base_of(op: str) -> str:
     return (parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims") else parts[-1]).strip("_")
 
 
-def _unnamed(finding: Finding, seen: Seen) -> Finding:
+def _unnamed(finding: Finding, seen: RungEvidence) -> Finding:
     """Without an operation: its place and its stage are told."""
     return msgspec.structs.replace(finding, op=None, node=None, also=[])
 
 
-def _called(finding: Finding, seen: Seen) -> Finding:
+def _called(finding: Finding, seen: RungEvidence) -> Finding:
     """With what the program calls in the place of what neither it nor what it calls contains."""
     names = [name for name in finding.also if base_of(name) in seen.called]
     if not names:
@@ -140,18 +140,18 @@ def _called(finding: Finding, seen: Seen) -> Finding:
     return msgspec.structs.replace(finding, op=names[0], also=also)
 
 
-CHECKS: tuple[Check, ...] = (
-    Check(
+CHECKS: tuple[Contradiction, ...] = (
+    Contradiction(
         "a rung that runs its stage, and those before it, is right",
         lambda f, seen: exonerated(f.stage, seen.lower),
         lambda f, seen: None,
     ),
-    Check(
+    Contradiction(
         "it is raised before its stage is at work",
         lambda f, seen: f.kind == "crash_compile" and f.proof != "piece" and is_later(f.stage, seen.first),
         lambda f, seen: msgspec.structs.replace(f, stage=seen.first, pass_=None, kernel=None),
     ),
-    Check(
+    Contradiction(
         "what its kernels compute agrees with their operations, and no experiment accuses one",
         lambda f, seen: (
             seen.agreed
@@ -163,17 +163,17 @@ CHECKS: tuple[Check, ...] = (
         ),
         _unnamed,
     ),
-    Check(
+    Contradiction(
         "neither the program nor what it calls contains its operation",
         lambda f, seen: bool(seen.called) and f.op is not None and base_of(f.op) not in seen.called,
         _called,
     ),
-    Check(
+    Contradiction(
         "gradients that no graph of the forward gives are wrong in the backward",
         lambda f, seen: f.kind == "wrong_gradient" and f.op is None and f.direction == "forward",
         lambda f, seen: msgspec.structs.replace(f, direction="backward"),
     ),
-    Check(
+    Contradiction(
         "its proof has to allow more than what differs",
         lambda f, seen: f.proof is not None and f.worst is not None and not tells(f.worst),
         lambda f, seen: msgspec.structs.replace(f, proof=None),
@@ -182,7 +182,7 @@ CHECKS: tuple[Check, ...] = (
 """In the order in which they are made."""
 
 
-def consistent(finding: Finding, seen: Seen) -> Finding | None:
+def consistent(finding: Finding, seen: RungEvidence) -> Finding | None:
     """What is left of a finding that does not contradict what was seen; None: nothing."""
     found: Finding | None = finding
     for check in CHECKS:
@@ -191,7 +191,7 @@ def consistent(finding: Finding, seen: Seen) -> Finding | None:
     return found
 
 
-def to_blame(findings: Sequence[Finding], seen: Seen) -> list[Finding]:
+def to_blame(findings: Sequence[Finding], seen: RungEvidence) -> list[Finding]:
     """The findings that may explain a fault, as far as they contradict nothing.
 
     A dtype, a shape or strides that are not as uncompiled, of a value that nobody sees, do not where another finding

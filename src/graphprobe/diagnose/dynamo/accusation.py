@@ -6,12 +6,12 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import msgspec
 import numpy as np
 from torch.fx import GraphModule, Node
+from torch.overrides import BaseTorchFunctionMode
 
 from graphprobe.diagnose.dynamo.frame_places import node_places, place_raised, places_raised, users_source
 from graphprobe.diagnose.dynamo.numpy_nodes import numpy_name
@@ -107,7 +107,7 @@ class Path(msgspec.Struct):
     raised: Accused | None = None
 
 
-def path_of(program: Program, mode: Callable[[CodeType], contextlib.AbstractContextManager[Any]]) -> Path:
+def path_of(program: Program, mode: contextlib.AbstractContextManager[Any]) -> Path:
     """The way that the program takes under a mode, or under none: some of torch's layers ask for modes, and go another
     way then. Run it in a child."""
     found = Path()
@@ -118,12 +118,12 @@ def path_of(program: Program, mode: Callable[[CodeType], contextlib.AbstractCont
 
     def make(fn: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with mode(call.__code__):
-                try:
+            try:
+                with mode:
                     return fn(*args, **kwargs)
-                except Exception as error:
-                    found.raised = _raising(error)
-                    raise
+            except Exception as error:
+                found.raised = _raising(error)
+                raise
 
         return call
 
@@ -150,16 +150,11 @@ def from_states(states: tuple[Any, Any], run: Callable[[], Any]) -> Any:
     return run()
 
 
-def other_path(
-    program: Program,
-    mode: Callable[[CodeType], contextlib.AbstractContextManager[Any]],
-    states: tuple[Any, Any],
-    timeout_s: float,
-) -> Path | None:
-    """The way that the program takes by itself, where it takes another under a mode; None: it does not."""
+def other_path(program: Program, states: tuple[Any, Any], timeout_s: float) -> Path | None:
+    """The way that the program takes by itself, where it takes another when its calls are seen; None: it does not."""
     alone, watched = (
-        isolated(partial(from_states, states, partial(path_of, program, one)), timeout_s=timeout_s).value
-        for one in (lambda _: contextlib.nullcontext(), mode)
+        isolated(partial(from_states, states, partial(path_of, program, mode)), timeout_s=timeout_s).value
+        for mode in (contextlib.nullcontext(), BaseTorchFunctionMode())
     )
     known = alone is not None and watched is not None
     return msgspec.convert(alone, Path) if known and alone["ops"] != watched["ops"] else None

@@ -227,7 +227,7 @@ def accused(program: Program, compilation: Compilation) -> Accused | None:
     outcome = isolated(lambda: from_states(states, lambda: uncompiled_calls(program)), timeout_s=compilation.timeout_s)
     if outcome.value is None:
         return None
-    if (path := other_path(program, _Calls, states, compilation.timeout_s)) is not None:
+    if (path := other_path(program, states, compilation.timeout_s)) is not None:
         return path.raised
     expected = msgspec.convert(outcome.value, list[Uncompiled])
     found: list[_Compiled] = []

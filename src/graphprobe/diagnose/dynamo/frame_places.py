@@ -96,11 +96,14 @@ def places_raised(error: BaseException) -> list[FramePlace]:
 
 
 def place_raised(error: BaseException) -> FramePlace | None:
-    """The innermost frame that an exception has ended, whosever it is, but for those of modes."""
-    trace = error.__traceback__
-    while trace and trace.tb_next and trace.tb_next.tb_frame.f_code.co_name != "__torch_dispatch__":
+    """The innermost frame that an exception has ended of the user's code or of a layer of torch's."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename) or LAYERS in code.co_filename:
+            found = _place_in(code, trace.tb_lasti, trace.tb_lineno)
         trace = trace.tb_next
-    return None if trace is None else _place_in(trace.tb_frame.f_code, trace.tb_lasti, trace.tb_lineno)
+    return found
 
 
 def _place_in(code: CodeType, at: int, line: int) -> FramePlace:
