@@ -31,8 +31,8 @@ def tells(worst: Worst) -> bool:
         return True
     if math.isfinite(worst.off):
         return worst.wrong > 0 or worst.off > allowed
-    sizes = [abs(v) for v in (worst.expected, worst.actual) if isinstance(v, int | float) and math.isfinite(v)]
-    return not sizes or allowed < max(sizes) or max(sizes) == 0
+    expected = worst.expected if isinstance(worst.expected, int | float) else math.nan
+    return not math.isfinite(expected) or expected == 0 or allowed < abs(expected)
 
 
 def worst_scalar(label: str, expected: Any, actual: Any) -> Worst | None:
