@@ -20,6 +20,9 @@ _HINT = "hint: "
 COMPILER_ERROR = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: (?P<error>.+)(?:\n +\d+ \| +(?P<line>.+))?")
 """What a C++ compiler says of an error, and the line that it quotes below."""
 
+WRAPPED = re.compile(r": got (?P<reason>\w+\(.+\))\s*$", re.MULTILINE)
+"""The exception that an operator raised on fake tensors, behind its name and arguments, which may be long."""
+
 COMPILING = re.compile(r"_compile_fx_inner|convert_frame\.py|compile_to_module|_compile_fx_main|fx_codegen_and_compile")
 """In a stack: something was being compiled."""
 
@@ -152,8 +155,8 @@ class Raised:
 
     @property
     def line(self) -> str:
-        """The class and the first two lines of the text, in one."""
-        return f"{self.type.rpartition('.')[2]}: {'; '.join(self.message.splitlines()[:2])}"
+        """The class and the first two lines of the text, in one; of what wraps another exception, that."""
+        return f"{self.type.rpartition('.')[2]}: {'; '.join(self._first_lines)}"
 
     @property
     def short(self) -> str:
@@ -161,11 +164,17 @@ class Raised:
 
         Of the text two lines, for a wrapper's first line often says only that there is a second.
         """
-        text = " ".join(line.strip() for line in self.message.strip().splitlines()[:2])[:240].strip()
+        text = " ".join(line.strip() for line in self._first_lines)[:240].strip()
         error = COMPILER_ERROR.search(self.message)
         if error is not None and error["error"] not in text:
             text += f": {error['error'].strip()}" + (f", in `{error['line'].strip()}`" if error["line"] else "")
         return f"{self.type}: {text}"
+
+    @property
+    def _first_lines(self) -> list[str]:
+        first, *others = self.message.strip().splitlines() or [""]
+        wrapped = WRAPPED.search(self.message)
+        return [f"{first}: got {wrapped['reason']}"] if wrapped is not None and others else [first, *others[:1]]
 
     @property
     def log(self) -> str:

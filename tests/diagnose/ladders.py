@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
+from graphprobe.diagnose.unexplained import accuse
 from graphprobe.engine.forked_child import Outcome
 from graphprobe.findings import Diagnosis, Finding
 from graphprobe.judge import Difference
@@ -84,7 +86,8 @@ class MadeUp:
         return Program(fn, [((x,), {})]), compilation, Limits(self.budget, **limits)
 
     def diagnosis(self, folder: Path, *, explain: Any = None, **how: Any) -> Diagnosis:
-        return Ladder(*self.parts(folder, **how), self.begun.append).climb(explain or unexplained, lambda _: None)
+        accusing = partial(accuse, explain=explain or unexplained)
+        return Ladder(*self.parts(folder, **how), self.begun.append).climb(accusing, lambda _: None)
 
     @property
     def names(self) -> list[str]:

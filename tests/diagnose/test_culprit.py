@@ -1,6 +1,7 @@
 """Which call of a small failing piece is to blame: the one that has to be compiled, not the one that shows it."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,13 @@ from torch.fx import GraphModule, symbolic_trace
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import check
 from graphprobe.diagnose.culprit import ranked
+from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.references import _is_another_program
+from graphprobe.diagnose.rungs import DynamoGraph
+from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.values import capture
+from graphprobe.findings import Finding
 from graphprobe.judge import Observation
 
 
@@ -62,3 +67,32 @@ def test_runs_that_what_watches_them_has_changed() -> None:
     assert not _is_another_program(seen(value), noisy)
     assert _is_another_program(seen(value), [seen(value * 1.3 + 1e-6 * torch.randn(50)) for _ in range(3)])
     assert not _is_another_program(seen(value), noisy[:1]), "one run says nothing of a scatter"
+
+
+def filled(x: torch.Tensor) -> torch.Tensor:
+    x.diagonal().fill_(2)
+    y = x.sin().contiguous()
+    y[0] = 1
+    return y
+
+
+def test_an_op_that_torch_writes_for_a_call_of_the_programs_is_told_by_that(tmp_path: Path) -> None:
+    graphs: list[DynamoGraph] = []
+
+    def backend(gm: GraphModule, _: Sequence[Any]) -> Any:
+        graphs.append(DynamoGraph(gm))
+        return gm.forward
+
+    torch.compile(filled, backend=backend)(torch.ones(3, 3))
+    prover = Prover(Compilation("inductor", None, tmp_path), graphs, False)
+    first = filled.__code__.co_firstlineno
+    for op, line, told in (
+        ("aten.index_put.default", 1, ["torch.Tensor.fill_", "aten.index_put.default", "aten.diagonal", "aten.fill_"]),
+        ("aten.copy_.default", 3, ["operator.setitem", "aten.copy_.default"]),
+        ("aten.copy_.default", None, [None]),
+        ("aten.sin.default", 2, ["aten.sin.default"]),
+        ("aten.clone.default", 2, ["aten.clone.default"]),
+    ):
+        source = None if line is None else f"{__file__}:{first + line}"
+        made = prover.called(Finding(kind="wrong_value", stage="lowering", op=op, source=source))
+        assert [made.op, *made.also] == told

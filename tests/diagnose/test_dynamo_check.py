@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.dynamo import dynamo_check
-from graphprobe.diagnose.dynamo.accusation import Accused, named_side_effect
+from graphprobe.diagnose.dynamo.accusation import Accused, named_side_effect, other_path
 from graphprobe.diagnose.dynamo.dynamo_check import Uncompiled, accused, uncompiled_calls
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
@@ -55,6 +55,34 @@ def accused_of(function: Callable[..., Any], *args: Any, grad: bool | None = Non
 def text_of(source: str | None) -> str:
     file, _, line = (source or "").rpartition(":")
     return Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+
+
+def only_unseen(x: torch.Tensor) -> torch.Tensor:
+    """A layer that asks whether its calls are seen, and goes another way then."""
+    if not torch._C._len_torch_function_stack():
+        raise RuntimeError("this way is closed")
+    return fn(x)
+
+
+def test_what_the_watcher_changes_is_no_evidence() -> None:
+    found = accused_of(only_unseen, X)
+    assert found is None or found.op not in ("relu", "add", "sin", "mul")
+    states = random.getstate(), np.random.get_state()
+    assert other_path(Program(only_unseen, [((X,), {})]), states, 60.0) is not None
+    assert other_path(Program(fn, [((X,), {})]), states, 60.0) is None
+    assert other_path(Program(torch.nn.Linear(1, 1), [((X,), {})]), states, 60.0) is None
+
+
+def test_which_calls_are_of_torchs_machinery() -> None:
+    def jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        nested = torch.nested.nested_tensor_from_jagged(values, offsets)
+        return torch.nn.functional.layer_norm(nested, [6]).values() ** 2
+
+    program = Program(jagged, [((torch.ones(3, 6), torch.tensor([0, 3])), {})])
+    outcome = isolated(lambda: uncompiled_calls(program))
+    (call,) = msgspec.convert(outcome.value, list[Uncompiled])
+    hidden = {made.name: made.hidden for made in call.made}
+    assert (hidden["zeros"], hidden["layer_norm"], hidden["pow"]) == (True, False, False)
 
 
 Plant = Callable[[Callable[[Node], bool], Callable[[Any], Any]], None]

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
+from graphprobe.diagnose.unexplained import accuse
 from graphprobe.engine import memory
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.value_file import LARGE
@@ -47,7 +49,7 @@ def test_facts_are_told_as_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     def facts_of(made: MadeUp) -> list[str]:
         told: list[NamedStep] = []
         on_step = lambda step: (made.begun.append(step), told.append(step))  # noqa: E731
-        Ladder(*made.parts(tmp_path / "out"), on_step).climb(unexplained, lambda _: None)
+        Ladder(*made.parts(tmp_path / "out"), on_step).climb(partial(accuse, explain=unexplained), lambda _: None)
         return [step.fact for step in told if step.fact]
 
     assert facts_of(MadeUp(monkeypatch, wrong, kernels=report)) == [

@@ -85,3 +85,13 @@ def test_an_input_that_a_graph_passes_on_has_to_be_that_input() -> None:
         whole = check_graph(compiled, 0).whole
         assert whole.answer == answer
     assert whole.reason == "output 1 is not the input that it should be"
+
+
+def test_an_error_names_the_backend_of_the_user(tmp_path: Path) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("no")
+
+    report, program = RungReport(), Program(torch.sin, [((torch.ones(2),), {})])
+    run_program(program, Compilation("inductor", None, tmp_path), Watch().backend(fails), report)
+    raised = report.calls[0].raised
+    assert raised is not None and "backend='inductor' raised" in raised.message

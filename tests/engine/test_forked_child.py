@@ -187,6 +187,11 @@ def test_an_exception_in_short_has_the_words_of_the_compiler() -> None:
             "/tmp/x.cpp:15:33: error: ‘a’ was not declared\n   15 |     auto tmp1 = a b!;\n      |     ^\n",
             "ValueError: CppCompileError: C++ compile error: ‘a’ was not declared, in `auto tmp1 = a b!;`",
         ),
+        (
+            "when making fake tensor call\n  Explanation: call_function mul(*(Tensor(lvl=3, value=\n  size=())),"
+            " **{}): got RuntimeError('INTERNAL ASSERT FAILED')\n  Hint: none",
+            "ValueError: when making fake tensor call: got RuntimeError('INTERNAL ASSERT FAILED')",
+        ),
         ("x.cu(3): what\ny:1: fatal error: no such file", "ValueError: x.cu(3): what y:1: fatal error: no such file"),
     ):
         assert Raised("ValueError", message, "").short == expected

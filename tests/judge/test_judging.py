@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import torch
+from torch.nn.functional import group_norm
 
+from graphprobe.diagnose import references
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.reference import array_from
@@ -480,6 +482,61 @@ def test_elements_that_torch_leaves_undefined_or_rounding_decides() -> None:
     assert [d.certain for d in compare(reference, result(NAN, 5.0))] == [True]
     reference.undefined = [result(1.0, 9.0), result(1.0, 9.0)]  # other than the program only for being watched
     assert [d.certain for d in compare(reference, result(1.0, float("inf")))] == [True]
+
+
+def at_edges(fn: Callable[..., Any], *args: Any) -> Reference:
+    """A reference that can be asked for runs at the edges of functions."""
+    reference = reference_of(fn, args)
+
+    def run(step: Callable[[Program], Any], kind: type) -> Any:
+        return step(Program(fn, [(fresh(args), {})], effects=False))
+
+    reference.make_edges = lambda: references._at_edges(run, reference)
+    return reference
+
+
+def squashed(x: torch.Tensor, off: float = 0.0) -> torch.Tensor:
+    return torch.log1p(-(x.tanh() + off))
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    return group_norm(x, 10, torch.ones(10), torch.zeros(10))
+
+
+CONSTANT = torch.full((1, 10, 2), 0.999995)
+UNITS = 2.0**-24
+EDGES: list[tuple[Callable[..., Any], Callable[..., Any], torch.Tensor]] = [
+    (squashed, lambda x: squashed(x, UNITS), torch.linspace(7, 10, 8)),
+    (lambda x: squashed(x).isinf(), lambda x: squashed(x, UNITS).isinf(), torch.linspace(7, 10, 8)),
+    (lambda x: normed(x).abs().log(), lambda x: torch.full_like(x, -torch.inf), CONSTANT),
+    (lambda x: x.tanh().atanh(), lambda x: (x.tanh() + UNITS * (x.frac() < 0.5)).atanh(), torch.linspace(8, 10, 64)),
+]
+
+
+@pytest.mark.parametrize(("right", "other", "x"), EDGES)
+def test_infinity_that_a_rounding_decides(
+    right: Callable[..., Any], other: Callable[..., Any], x: torch.Tensor
+) -> None:
+    reference, got = at_edges(right, x), results(other, [x])
+    assert judged(reference, got).asks == "edges"
+    assert compare(reference, got) == []
+
+
+FAULTS: list[tuple[Callable[..., Any], Callable[..., Any], torch.Tensor]] = [
+    (squashed, lambda x: squashed(x, 1e-5), torch.linspace(5, 10, 8)),
+    (torch.acosh, lambda x: (x + (x * x - 1).sqrt()).log(), torch.tensor([1e20, 2.0])),
+    (lambda x: (x * 0).exp(), lambda x: torch.ones_like(x), torch.tensor([torch.inf, 1.0])),
+    (torch.log, lambda x: x.clamp_min(1e-30).log(), torch.tensor([0.0, 1.0])),
+    (lambda x: 1 / x, lambda x: 1 / (x + 1e-3), torch.tensor([1e-4, 1.0])),
+    (squashed, lambda x: squashed(x).nan_to_num(neginf=0.0), torch.tensor([20.0, 1.0])),
+]
+
+
+@pytest.mark.parametrize(("right", "other", "x"), FAULTS)
+def test_infinity_that_no_rounding_decides(
+    right: Callable[..., Any], other: Callable[..., Any], x: torch.Tensor
+) -> None:
+    assert [d.certain for d in compare(at_edges(right, x), results(other, [x]))] == [True]
 
 
 def four_steps(h: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,13 @@
 """The rung that the user runs decides; what is known besides can only take an accusation back."""
 
+import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +15,7 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
-from graphprobe.findings import STAGES, Finding, Kind, Latent, Stage
+from graphprobe.findings import STAGES, Finding, Kind, Latent, Stage, Worst
 from graphprobe.judge import verdict
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.observation import Observation
@@ -132,7 +135,104 @@ def test_not_exonerated_by_rungs_before(stage: Stage, right: set[verdict.RungNam
 def test_the_dtype_of_what_nobody_sees_explains_no_wrong_numbers() -> None:
     dtype = Finding(kind="wrong_dtype", stage="decomposition", op="aten.native_layer_norm.default")
     number = Finding(kind="nonfinite", stage="decomposition", op="aten.std.correction")
-    assert verdict.to_blame([dtype, number], {"aot": "right"}, {"wrong_value"}) == [number]
-    assert verdict.to_blame([dtype, number], {"aot": "right"}, {"wrong_value", "wrong_dtype"}) == [dtype, number]
-    assert verdict.to_blame([dtype], {"aot": "right"}, {"wrong_value"}) == [dtype]
-    assert verdict.to_blame([dtype, number], {"passes": "right"}, {"wrong_value"}) == []
+    right = verdict.RungEvidence({"aot": "right"}, {"wrong_value"})
+    assert verdict.to_blame([dtype, number], right) == [number]
+    assert verdict.to_blame([dtype, number], replace(right, kinds={"wrong_value", "wrong_dtype"})) == [dtype, number]
+    assert verdict.to_blame([dtype], right) == [dtype]
+    assert verdict.to_blame([dtype, number], verdict.RungEvidence({"passes": "right"}, {"wrong_value"})) == []
+
+
+def worst(off: float, allowed: float | None, wrong: int = 1) -> Worst:
+    return Worst(label="output 0", expected=-12.5, actual=-12.5 - off, off=off, legitimate=allowed, wrong=wrong)
+
+
+OPS = ("aten.index_put.default", "aten.index_fill.int_Scalar", "torch.trace", "zeros")
+OP = st.sampled_from((None, *OPS))
+CALLED = st.sets(st.sampled_from(("index_fill", "trace", "relu")))
+WORST = st.builds(worst, st.sampled_from((1e-3, 1.0, float("inf"))), st.sampled_from((None, 0.0, 0.1, 930.0)))
+ANY = st.builds(
+    Finding,
+    kind=KIND,
+    stage=STAGE,
+    direction=st.sampled_from(("forward", "backward")),
+    op=OP,
+    also=st.lists(st.sampled_from(OPS), max_size=2),
+    kernel=st.sampled_from((None, "cpp_fused_0")),
+    proof=st.sampled_from((None, "piece", "program")),
+    worst=st.none() | WORST,
+)
+SEEN = st.builds(
+    verdict.RungEvidence,
+    states=st.dictionaries(st.sampled_from(verdict.RUNGS), STATE),
+    kinds=st.sets(KIND, max_size=2),
+    agreed=st.booleans(),
+    called=CALLED,
+)
+
+
+@given(finding=ANY, seen=SEEN)
+def test_no_finding_passes_that_contradicts_what_was_seen(finding: Finding, seen: verdict.RungEvidence) -> None:
+    """Whatever has been seen: what is left contradicts nothing, and what contradicts nothing is left as it is."""
+    before = copy.deepcopy(finding)
+    left = verdict.consistent(finding, seen)
+    assert finding == before, "it is another one that is left"
+    held = [check.why for check in verdict.CHECKS if check.holds(finding, seen)]
+    assert (left == finding) == (not held), held
+    if left is not None:
+        assert [check.why for check in verdict.CHECKS if check.holds(left, seen)] == []
+        assert (left.kind, left.source, left.reason, left.worst) == (
+            finding.kind,
+            finding.source,
+            finding.reason,
+            finding.worst,
+        )
+    for found in verdict.to_blame([finding], seen):
+        assert found == left
+
+
+Changed = dict[str, Any] | None
+RIGHT_TO: dict[str, dict[verdict.RungName, verdict.State]] = {
+    "dynamo": {"dynamo": "wrong", "plain": "wrong"},
+    "passes": {"dynamo": "right", "aot": "right", "passes": "right", "kernels": "wrong", "plain": "wrong"},
+}
+PUT, FILL, TRACE, ZEROS = OPS
+TANH = Finding(kind="wrong_value", stage="codegen", op="aten.tanh.default", proof="program")
+MUL = Finding(kind="crash_compile", stage="aot", op="operator.mul")
+PASSES, DYNAMO = (verdict.RungEvidence(RIGHT_TO[name]) for name in ("passes", "dynamo"))
+NAMED = verdict.RungEvidence(called={"index_fill", "trace"})
+UNNAMED: Changed = {"op": None}
+# A finding, what was seen besides, and what has to be changed in it; None: the finding goes.
+PLANTED: list[tuple[Finding, verdict.RungEvidence, Changed]] = [
+    (Finding(kind="wrong_value", stage="joint"), PASSES, None),
+    (Finding(kind="wrong_value", stage="lowering"), PASSES, {}),
+    (MUL, DYNAMO, {"stage": "dynamo"}),
+    (msgspec.structs.replace(MUL, stage="decomposition"), DYNAMO, {}),
+    (
+        msgspec.structs.replace(MUL, stage="decomposition"),
+        verdict.RungEvidence({"dynamo": "right", "aot": "wrong"}),
+        {"stage": "aot"},
+    ),
+    (msgspec.structs.replace(MUL, proof="piece"), DYNAMO, {}),
+    (TANH, replace(PASSES, agreed=True), UNNAMED),
+    (TANH, PASSES, {}),
+    (msgspec.structs.replace(TANH, proof="piece"), replace(PASSES, agreed=True), {}),
+    (msgspec.structs.replace(TANH, kernel="cpp_fused_0"), replace(PASSES, agreed=True), {}),
+    (Finding(kind="wrong_value", stage="lowering", op=PUT, also=[FILL]), NAMED, {"op": FILL, "also": [PUT]}),
+    (Finding(kind="wrong_value", stage="lowering", op=ZEROS), NAMED, UNNAMED),
+    (Finding(kind="wrong_value", stage="lowering", op=TRACE), NAMED, {}),
+    (Finding(kind="wrong_gradient", stage="aot"), verdict.RungEvidence(), {"direction": "backward"}),
+    (Finding(kind="wrong_gradient", stage="aot", op=TRACE), verdict.RungEvidence(), {}),
+    (msgspec.structs.replace(TANH, worst=worst(float("inf"), 930.0)), PASSES, {"proof": None}),
+    (msgspec.structs.replace(TANH, worst=worst(0.01, 0.1, wrong=0)), PASSES, {"proof": None}),
+    (msgspec.structs.replace(TANH, worst=worst(float("inf"), 0.1)), PASSES, {}),
+    (msgspec.structs.replace(TANH, worst=worst(1.0, 0.1)), PASSES, {}),
+]
+
+
+def test_planted_contradictions() -> None:
+    met = set()
+    for finding, seen, changed in PLANTED:
+        met |= {check.why for check in verdict.CHECKS if check.holds(finding, seen)}
+        expected = None if changed is None else msgspec.structs.replace(finding, **changed)
+        assert verdict.consistent(finding, seen) == expected
+    assert met == {check.why for check in verdict.CHECKS}, "each check has a contradiction of its own"

@@ -15,6 +15,7 @@ from graphprobe.report.diagnosis import (
     NUMERIC,
     STAGES,
     WIDTH,
+    as_sentence,
     details,
     first_line_from,
     lines_from,
@@ -255,3 +256,20 @@ def test_a_wrong_registration_is_told_as_the_programs_own_and_not_to_be_reported
     text = "\n".join(lines_from(told))
     assert text.startswith(f"{reason.partition('. ')[0]}.") and "mend it: Write dtype=d." in text
     assert "report it" not in text and "gives" not in text
+
+
+def test_code_keeps_its_case_at_the_beginning_of_a_sentence() -> None:
+    for text in (
+        "view_as: another branch",
+        "ref: another branch",
+        "operator.eq: no",
+        "self.holder: no",
+        "aten.add.Tensor is",
+    ):
+        assert as_sentence(text) == f"{text}."
+    assert [as_sentence(text) for text in ("off by 2", "dtype torch.int8, not", "wrong.", "")] == [
+        "Off by 2.",
+        "Dtype torch.int8, not.",
+        "Wrong.",
+        "",
+    ]

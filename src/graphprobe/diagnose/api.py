@@ -17,7 +17,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.exactness import look_at_bits
 from graphprobe.diagnose.searches.registrations import registered_wrongly
 from graphprobe.diagnose.settings import Compilation, Limits
-from graphprobe.diagnose.unexplained import findings_for
+from graphprobe.diagnose.unexplained import accuse
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ, NamedStep
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
@@ -107,7 +107,7 @@ def climbed(
     on_step: Callable[[NamedStep], None] | None = None,
 ) -> Diagnosis:
     """The diagnosis of a program."""
-    return Ladder(program, compilation, limits, on_step).climb(findings_for, look_at_bits, registered_wrongly)
+    return Ladder(program, compilation, limits, on_step).climb(accuse, look_at_bits, registered_wrongly)
 
 
 @dataclass(frozen=True)

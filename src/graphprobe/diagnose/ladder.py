@@ -28,19 +28,17 @@ from graphprobe.engine.forked_child import TOLD_EVERY_S, Board, Outcome, isolate
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import COMPILING, Raised
-from graphprobe.findings import STAGES, Diagnosis, Finding, Latent, NamedStep, kind_of_death, told_more
+from graphprobe.findings import Diagnosis, Finding, Latent, NamedStep, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
-from graphprobe.judge.judging import Difference, Judged, far_off, identical, judged, worst_of
+from graphprobe.judge.judging import Difference, Judged, far_off, identical, judged
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
 from graphprobe.judge.verdict import (
     RUNGS,
+    RungEvidence,
     RungName,
     State,
-    below_first_wrong,
-    first_wrong,
     state_of,
-    to_blame,
     verdict_of,
 )
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft
@@ -49,9 +47,6 @@ log = logging.getLogger(__name__)
 
 HANG_FACTOR, HANG_LEAST_S, LONG_S = 10.0, 60.0, 1.5
 """What takes so many times the longest step that ended, and so long, does not end; a step is long after LONG_S."""
-
-REPEATS = 3
-"""Runs of the compiled program that tell how often it fails, where no piece of it does."""
 
 STOOD = re.compile(r" It stood( in .+?)\.$")
 """The place in the words for a step that was ended."""
@@ -101,16 +96,16 @@ class Ladder:
 
     def climb(
         self,
-        explain: Callable[[Ladder, RungName, Sequence[Finding], Sequence[Difference]], list[Finding]],
+        accuse: Callable[[Ladder], None],
         look_at_bits: Callable[[Ladder], None],
         registered_wrongly: Callable[[Ladder], tuple[list[Finding], bool]] = lambda ladder: ([], False),
     ) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found.
 
-        `explain` gives the findings of a failure, by what its rungs have found: one at least. `look_at_bits` is called
+        `accuse` turns what the rungs of a failure have found into its findings: one at least. `look_at_bits` is called
         if the program is right; if not, `registered_wrongly` tells which own operators are to blame, and if for all.
         """
-        self._explain, self._look_at_bits, self._registered_wrongly = explain, look_at_bits, registered_wrongly
+        self._accuse, self._look_at_bits, self._registered_wrongly = accuse, look_at_bits, registered_wrongly
         ranks, forks = after_fork.ranks(), after_fork.can_fork()
         if ranks > 1 and not forks:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
@@ -485,36 +480,21 @@ class Ladder:
         if not all_told and not self.result.unfinished and (self.result.verdict != "healthy" or self.limits.deep):
             self.climb_rungs()
         if self.result.verdict == "fault":
-            None if all_told else self._accuse()
+            if not all_told:
+                self._accuse(self)
             self.result.findings[:0] = own
         else:
-            self._tell_latent(self.result.findings)
+            self.tell_latent(self.result.findings)
             self.result.findings.clear()
         suspected = [latent for report in self.reports.values() for latent in report.suspected]
         self.result.latent += list(dict.fromkeys([*suspected, *self.suspected]))
         self._explain_verdict(user, excess)
 
-    def _accuse(self) -> None:
-        """The findings of a fault: of stages that can be to blame, and one at least."""
-        states = self.states()
-        first = first_wrong(states) or self.top
-        certain = [d for d in self.failing[first] if d.certain]
-        guilty = to_blame(self.result.findings, below_first_wrong(states), {d.kind for d in certain})
-        guilty = self._explain(self, first, guilty, certain)
-        self._tell_latent([f for f in self.result.findings if f not in guilty])
-        self.result.findings = guilty
-        notes.as_the_program_fails(self.result.findings, "aliasing", certain)
-        for finding in self.result.findings:
-            finding.worst = finding.worst or (worst_of(certain) if finding.kind in whole_proof.NUMBERS else None)
-            self.compilation.complete(finding)
-        proven = any(f.proof for f in self.result.findings)
-        with self.in_time("whether the program fails by itself"):
-            if not proven or whole_proof.has_long_repro(self.result.findings[0]):
-                prove = whole_proof.shorten_by_program if proven else whole_proof.prove_by_program
-                self.by_program(prove, next((d.where for d in certain), ""))
-            if not any(f.proof for f in self.result.findings):
-                self._repeat()
-        self.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
+    def seen(self, certain: Sequence[Difference]) -> RungEvidence:
+        """What findings are held against; `certain`: what is wrong on the first wrong rung."""
+        kernels = self.reports.get("kernels")
+        agreed = kernels is not None and kernels.checked > 0 and not (kernels.findings or kernels.suspected)
+        return RungEvidence(self.states(), {d.kind for d in certain}, agreed)
 
     def by_program(self, prove: Callable[..., Finding], where: str) -> None:
         """The first finding with the program as its proof, in a child process, which can be ended."""
@@ -529,18 +509,7 @@ class Ladder:
             return
         self.result.findings[0] = msgspec.convert(outcome.value, Finding)
 
-    def _repeat(self) -> None:
-        """How often the program itself fails, where nothing else does; what never fails again is no fault."""
-        outcomes = [self.step(partial(steps.plain, self.program, self.compilation)) for _ in range(REPEATS)]
-        failed = [o for o in outcomes if o.died or (o.value and self.differences(msgspec.convert(o.value, RungReport)))]
-        for finding in self.result.findings:
-            finding.flaky_rate = (1 + len(failed)) / (1 + REPEATS)
-        if not failed:
-            self._tell_latent(self.result.findings)
-            self.result.verdict, self.result.findings = "undecided", []
-            self.result.notes.insert(0, f"it differed in one run, and in none of {REPEATS} more")
-
-    def _tell_latent(self, findings: Sequence[Finding]) -> None:
+    def tell_latent(self, findings: Sequence[Finding]) -> None:
         """What was seen inside and shows in nothing that the user can observe."""
         told = [msgspec.convert(f, Latent, from_attributes=True) for f in findings]
         self.result.latent += [latent for latent in told if latent not in self.result.latent]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,9 @@ from graphprobe.engine.forked_child import doing
 from graphprobe.engine.reference import InFloat64, dtype_of, is_noisy, nudge, rough_sums
 from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, is_plain, untouched
-from graphprobe.engine.undefined import DoneOtherwise, Way
+from graphprobe.engine.undefined import AtTheEdge, DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.engine.values import why_not, window
+from graphprobe.engine.values import capture, to_bytes, why_not, window
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
@@ -49,6 +50,13 @@ class UndefinedRun(msgspec.Struct):
 
     calls: list[ObservationRecord] = []
     met: list[str] = []
+
+
+class EdgeRun(msgspec.Struct):
+    """Calls under `AtTheEdge`; `gaps`: its own."""
+
+    calls: list[ObservationRecord] = []
+    gaps: tuple[bytes, bytes] = (b"", b"")
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,17 @@ class Program:
         with mode:
             records = replace(self, effects=False).run(lambda fn: fn)
         return UndefinedRun(records if mode.met else [], mode.met)
+
+    def run_at_edges(self, seed: int | None, noise: Sequence[torch.Tensor] = (), way: float = 0.0) -> EdgeRun:
+        """The calls in their own precision, results rounded anew with a seed, what is near an edge moved.
+
+        Inputs, parameters and buffers are changed in place: call it in a child process.
+        """
+        anew = RoundedAnew(torch.Generator().manual_seed(seed or 0), 0.0 if seed is not None else math.inf)
+        anew.move([*tensors_of(list(self.calls)), *self.state()])
+        with anew, AtTheEdge(noise, way) as edges:
+            records = replace(self, effects=False).run(lambda fn: fn)
+        return EdgeRun(records, to_bytes(capture(edges.gaps if not noise else [], rng=False)))
 
     def run_wide(self, seed: int | None, roundoff: float, *, rough: bool = True) -> list[ObservationRecord]:
         """The calls in float64; with a seed on inputs times 1 ± roundoff, and sums if `rough` as rough as float32's.

@@ -44,6 +44,7 @@ from graphprobe.internals.aot_backends import boxed_call
 from graphprobe.internals.inductor.stages import stop_after
 from graphprobe.judge.judging import log_of, worst_of
 from graphprobe.judge.stage_table import stage_of
+from graphprobe.judge.verdict import RungEvidence, base_of, consistent
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,12 @@ NEIGHBOURS = {
     "codegen": "The graph that is lowered, run op by op, is right.",
 }
 """What is closest to the failing program and passes, by the stage that is accused."""
+
+WRITTEN_FOR = frozenset("copy index_put slice_scatter select_scatter diagonal_scatter as_strided_scatter".split())
+"""What torch writes in the place of a change of memory, or of a call that it decomposes."""
+
+CHANGES = re.compile(r"[^_]_$|\bsetitem$")
+"""A function of the program's that changes a tensor in place."""
 
 REPRO_FAILS = 1
 
@@ -244,9 +251,24 @@ class Prover:
             log.info("%s: %s, since %s: %s", made.op, made.stage, why, evidence)
         behind = aten_behind(suspect.node) if made.op == op_of(suspect.node) else []
         made.also = [name for name in (*behind, *made.also) if name != made.op]
+        made = self.called(made)
         before = suspect.graph if suspect.pass_ else None
         self.write(made, case, result, before, suspect.kernel_source)
         return made
+
+    def called(self, made: Finding) -> Finding:
+        """With a call of the program's, where the operation is one that torch writes for it: `copy_` of a change."""
+        if made.op is None or made.pass_ is not None or base_of(made.op) not in WRITTEN_FOR:
+            return made
+        nodes = [n for one in self.dynamo for n in one.graph.graph.nodes if n.op in CALLS]
+        changing = [n for n in nodes if CHANGES.search(op_of(n))]
+        here = [n for n in changing if source_of(n) == made.source] or (changing if len(changing) == 1 else [])
+        given = [a for n in here for a in n.all_input_nodes[:1] if source_of(a) == made.source]
+        behind = [name for n in (*here, *given) for name in aten_behind(n)]
+        also = dict.fromkeys([*made.also, *map(op_of, here), *reversed(behind)])
+        called = {base_of(name) for n in nodes for name in (op_of(n), *aten_behind(n))}
+        found = consistent(msgspec.structs.replace(made, also=list(also)), RungEvidence(called=called))
+        return made if found is None or found.op == made.op else found
 
     def smaller(
         self,

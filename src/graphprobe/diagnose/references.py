@@ -8,10 +8,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from graphprobe.diagnose.program import Program, RoundedRun, UndefinedRun
+from graphprobe.diagnose.program import EdgeRun, Program, RoundedRun, UndefinedRun
 from graphprobe.engine.reference import array_from, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS
-from graphprobe.engine.undefined import WAYS
+from graphprobe.engine.undefined import WAYS, noise_of_gaps
+from graphprobe.engine.values import from_bytes
 from graphprobe.judge.judging import ENOUGH, PARTS, Difference, far_off, not_moved_as_far
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference
@@ -66,6 +67,7 @@ def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str
     problems = list(_measure_roundings(reference, run))
     if not problems:
         reference.make_own = partial(_rounded, run, reference, range(MORE_RUNS), least=0.0)
+        reference.make_edges = partial(_at_edges, run, reference)
     watched = not problems  # what watches ops changes this program, or ends it
 
     def wide(seed: int | None, *, rough: bool = False) -> list[Observation] | None:
@@ -172,6 +174,25 @@ def _roundings(reference: Reference, run: Runner) -> list[str]:
 def _rounded(run: Runner, reference: Reference, seeds: range, *, least: float = NARROW) -> list[list[Observation]]:
     runs = [run(partial(Program.run_rounded, seed=seed, least=least), RoundedRun) for seed in seeds]
     return [calls for one in runs if one is not None and (calls := _calls(one.calls, reference))]
+
+
+def _at_edges(run: Runner, reference: Reference) -> list[list[Observation]]:
+    """Runs in the program's own precision, each result rounded anew, and some in which what is near the edge of a
+    function is at it; empty where nothing is, so that no rounding is felt more than others are."""
+    found: list[EdgeRun] = []
+    for seed in (None, *range(RUNS)):
+        one = run(partial(Program.run_at_edges, seed=seed), EdgeRun)
+        if one is None or len(one.gaps[1]) == 0:
+            return []
+        found.append(one)
+        if seed is None and not from_bytes(*one.gaps).restore():
+            return []
+    noise = noise_of_gaps([from_bytes(*one.gaps).restore() for one in found])
+    if not noise:
+        return []
+    ways = (run(partial(Program.run_at_edges, seed=None, noise=noise, way=way), EdgeRun) for way in (0.0, 1.0, -1.0))
+    runs = [*found[1:], *(one for one in ways if one is not None)]
+    return [calls for one in runs if (calls := _calls(one.calls, reference))]
 
 
 def _is_another_program(centre: Sequence[Observation], runs: Sequence[Sequence[Observation]]) -> bool:

@@ -365,6 +365,8 @@ def run_program(
 ) -> None:
     """Run the calls compiled with `backend`; what they gave, and the first exception's origin, go into `report`."""
     torch.compiler.reset()
+    if backend is not compilation.backend and not isinstance(backend, str):
+        backend.__name__ = compilation.told_backend  # as errors name it
 
     def make(fn: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(fn, backend=backend, dynamic=compilation.dynamic, fullgraph=compilation.fullgraph)

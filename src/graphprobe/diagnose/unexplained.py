@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.diagnose import notes, steps
+from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.evidence import RAISED
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.ladder import Ladder
@@ -21,12 +22,14 @@ from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.searches import relations
 from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import STAGES, Finding, Stage, told_more
-from graphprobe.judge.judging import Difference
+from graphprobe.judge.judging import Difference, worst_of
 from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import LAID_OUT, Evidence, Graphs, stage_of
-from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName, below_first_wrong, first_wrong, to_blame
+from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName, first_wrong, to_blame
 
 log = logging.getLogger(__name__)
+
+Explain = Callable[[Ladder, RungName, Sequence[Finding], Sequence[Difference]], list[Finding]]
 
 BLAME = "which stage, pass and op is to blame"
 ERROR_NAMES = "torch's error names stage and op; no smaller program was tried"
@@ -37,8 +40,50 @@ PLACE = ("op", "node", "source", "module", "called_from", "within")
 
 DEATHS = ("segfault", "hang")
 
+REPEATS = 3
+"""Runs of the compiled program that tell how often it fails, where no piece of it does."""
+
 SEARCHED = 20
 """Compilations that hang which a search for the op may wait for."""
+
+
+def accuse(ladder: Ladder, explain: Explain | None = None) -> None:
+    """Put the findings of a fault in the result: of stages that can be to blame, and one at least.
+
+    `explain` makes them from what the rungs have found; `findings_for` does unless another is passed.
+    """
+    states = ladder.states()
+    first = first_wrong(states) or ladder.top
+    certain = [d for d in ladder.failing[first] if d.certain]
+    guilty = to_blame(ladder.result.findings, ladder.seen(certain))
+    guilty = (explain or findings_for)(ladder, first, guilty, certain)
+    guilty = to_blame(guilty, ladder.seen(certain)) or guilty
+    ladder.tell_latent([f for f in ladder.result.findings if f not in guilty])
+    ladder.result.findings = guilty
+    notes.as_the_program_fails(ladder.result.findings, "aliasing", certain)
+    for finding in ladder.result.findings:
+        finding.worst = finding.worst or (worst_of(certain) if finding.kind in whole_proof.NUMBERS else None)
+        ladder.compilation.complete(finding)
+    proven = any(f.proof for f in ladder.result.findings)
+    with ladder.in_time("whether the program fails by itself"):
+        if not proven or whole_proof.has_long_repro(ladder.result.findings[0]):
+            prove = whole_proof.shorten_by_program if proven else whole_proof.prove_by_program
+            ladder.by_program(prove, next((d.where for d in certain), ""))
+        if not any(f.proof for f in ladder.result.findings):
+            _repeat(ladder)
+    ladder.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
+
+
+def _repeat(ladder: Ladder) -> None:
+    """How often the program itself fails, where nothing else does; what never fails again is no fault."""
+    outcomes = [ladder.step(partial(steps.plain, ladder.program, ladder.compilation)) for _ in range(REPEATS)]
+    failed = [o for o in outcomes if o.died or (o.value and ladder.differences(msgspec.convert(o.value, RungReport)))]
+    for finding in ladder.result.findings:
+        finding.flaky_rate = (1 + len(failed)) / (1 + REPEATS)
+    if not failed:
+        ladder.tell_latent(ladder.result.findings)
+        ladder.result.verdict, ladder.result.findings = "undecided", []
+        ladder.result.notes.insert(0, f"it differed in one run, and in none of {REPEATS} more")
 
 
 def findings_for(
@@ -73,8 +118,7 @@ def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[F
         return []
     ladder.compilation = inductor
     ladder.climb_rungs()
-    kinds = {d.kind for d in differences}
-    return to_blame(ladder.result.findings, below_first_wrong(ladder.states()), kinds)
+    return to_blame(ladder.result.findings, ladder.seen(differences))
 
 
 def is_explained(rung: RungName, findings: Sequence[Finding]) -> bool:

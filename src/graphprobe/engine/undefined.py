@@ -5,17 +5,24 @@ torch's documentation leaves open what a floating-point number becomes in an int
 written several times at once (`index_put_`, `scatter_`, `index_copy_`), and which of equal elements an unstable order
 takes (`sort`, `topk`, `kthvalue`, `median`, `mode`). A compiler may choose otherwise than the uncompiled program does,
 so what hangs on such a choice is not compared.
+
+Nor is what one rounding decides: whether `log1p(-tanh(x))` is infinite, where `tanh(x)` is one unit from 1. `AtTheEdge`
+notes how far the arguments of such functions are from where these end, and takes those to that edge, and beyond it,
+that their own noise may take there.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 
-from graphprobe.engine.rounding import is_plain
+from graphprobe.engine.reference import dtype_of
+from graphprobe.engine.rounding import is_plain, of_few
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 
 Way = Literal["as it is", "flipped", "zero"]
@@ -37,8 +44,43 @@ ALLOCATIONS = frozenset("empty empty_like empty_strided new_empty new_empty_stri
 CONVERSIONS = frozenset("_to_copy copy_ copy convert_element_type".split())
 ORDERS = frozenset("sort topk kthvalue median nanmedian mode".split())
 
+EDGES: Mapping[str, tuple[int, float, bool]] = {
+    **dict.fromkeys("log log2 log10 reciprocal rsqrt sqrt pow digamma lgamma".split(), (0, 0.0, False)),
+    **dict.fromkeys("div true_divide floor_divide remainder fmod xlogy logit atan2".split(), (1, 0.0, False)),
+    **dict.fromkeys("atanh asin acos erfinv".split(), (0, 1.0, True)),
+    "log1p": (0, -1.0, False),
+    "acosh": (0, 1.0, False),
+    "addcdiv": (2, 0.0, False),
+    "tan": (0, math.pi / 2, True),
+}
+"""Functions that end, or have a pole, at a number: the position of the argument, the number, whether its negative is
+another such place."""
 
-class DoneOtherwise:
+NEAR, CANCELLED = 4.0, 2.0**16
+"""Noises from an edge within which an argument may be at it; and within which its own noise is felt by the result."""
+
+MOST_NOTED = 1 << 22
+"""Elements of arguments that are noted; of further ones nothing is known."""
+
+
+class _Around:
+    """A context manager: inside, `_run` is asked for the result of every operator, those of a backward included."""
+
+    def __init__(self) -> None:
+        self._inside = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._inside.enter_context(OpMode(self._run))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inside.close()
+
+    def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class DoneOtherwise(_Around):
     """A context manager: inside, what torch leaves undefined comes out in another way, in a backward as well.
 
     What higher-order operators run is left alone, and so are tensors that are no plain strided ones with data.
@@ -48,17 +90,9 @@ class DoneOtherwise:
     """
 
     def __init__(self, way: Way = "flipped") -> None:
+        super().__init__()
         self.met: list[str] = []
         self._way = way
-        self._mode = OpMode(self._run)
-        self._inside = contextlib.ExitStack()
-
-    def __enter__(self) -> DoneOtherwise:
-        self._inside.enter_context(self._mode)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._inside.close()
 
     def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = operator_of(op)
@@ -128,6 +162,73 @@ class DoneOtherwise:
             if self._way != "as it is":
                 indices.copy_(others)
         return result
+
+
+class AtTheEdge(_Around):
+    """A context manager: inside, arguments of `EDGES` that are near their edge are moved to it, in a backward as well.
+
+    Args:
+        noise: of the arguments, in the order in which they are met, as `noise_of_gaps` has it; empty: none is moved.
+        way: 0.0: to the edge. 1.0, -1.0: to this side of it, or the other, as far as they are from it, and a rounding.
+
+    Attributes:
+        gaps: how far each argument is from its edge, in float64.
+    """
+
+    def __init__(self, noise: Sequence[torch.Tensor] = (), way: float = 0.0) -> None:
+        super().__init__()
+        self.gaps: list[torch.Tensor] = []
+        self._noise, self._way, self._left = noise, way, MOST_NOTED
+
+    def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operator = operator_of(op)
+        name = operator.name.removesuffix("_") if operator is not None and operator.namespace == "aten" else ""
+        at, edge, mirrored = EDGES.get(name, (len(args), 0.0, False))
+        value = args[at] if at < len(args) else None
+        if (
+            isinstance(value, torch.Tensor)
+            and is_plain(value)
+            and value.is_floating_point()
+            and 0 < value.numel() <= self._left
+        ):
+            self._left -= value.numel()
+            moved = self._moved(value.detach(), edge, mirrored)
+            if moved is not None and at == 0 and operator is not None and operator.name.endswith("_"):
+                value.detach().copy_(moved)
+            elif moved is not None:
+                args = (*args[:at], moved, *args[at + 1 :])
+        return op(*args, **kwargs)
+
+    def _moved(self, value: torch.Tensor, edge: float, mirrored: bool) -> torch.Tensor | None:
+        """Note the gap; the argument moved, or None where it stays."""
+        wide = value.to(torch.float64)
+        ends = torch.copysign(torch.full_like(wide, edge), wide) if mirrored else torch.full_like(wide, edge)
+        gap, number = wide - ends, len(self.gaps)
+        self.gaps.append(gap)
+        noise = self._noise[number] if number < len(self._noise) else None
+        if noise is None or noise.shape != gap.shape:
+            return None
+        noise = noise.maximum(2 * dtype_of(value).unit_roundoff * ends.abs())
+        near = (gap.abs() <= NEAR * noise) & (noise > 0)
+        step = torch.copysign(gap.abs().maximum(noise), gap) * self._way
+        return torch.where(near, ends + step, wide).to(value.dtype) if bool(near.any()) else None
+
+
+def noise_of_gaps(runs: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """How far each gap of the first run is from those of the others, as rms; empty where none is felt.
+
+    Elements that by chance moved little learn from the others; one that is at the edge in all runs is there exactly.
+    """
+    first, *others = runs
+    found = []
+    for i, gap in enumerate(first):
+        alike = [run[i] for run in others if i < len(run) and run[i].shape == gap.shape]
+        squares = [(one - gap).nan_to_num(0.0, 0.0, 0.0).square() for one in alike] or [torch.zeros_like(gap)]
+        noise = torch.stack(squares).mean(dim=0).sqrt()
+        usual = torch.from_numpy(np.ascontiguousarray(of_few(noise.cpu().numpy(), len(squares)))).to(gap.device)
+        found.append(torch.where((gap != 0) | (noise > 0), usual.reshape(gap.shape), 0.0))
+    felt = (bool(((gap.abs() <= CANCELLED * n) & (n > 0)).any()) for gap, n in zip(first, found, strict=True))
+    return found if any(felt) else []
 
 
 def flipped(values: torch.Tensor) -> torch.Tensor:

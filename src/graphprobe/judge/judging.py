@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from graphprobe.findings import Kind, Worst
 from graphprobe.judge.effects import differing
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.uncompiled import Asked, Reference, Spot
-from graphprobe.judge.worst import worst_exact, worst_number, worst_scalar
+from graphprobe.judge.worst import tells, worst_exact, worst_number, worst_scalar
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.noise import CHUNK, Array, Noise, flat, sigma_from_runs, widen
 from graphprobe.numerics.verdict import judge, judge_exact, judge_unrounded, off_alone, tolerated
@@ -49,6 +50,10 @@ SURE_OF_CHANCE = 8
 """Runs that are enough to tell by one that is alone what chance does."""
 
 WEIGHTS: dict[str, Weight] = {"worse": "certain", "unsure": "unsure", "better": "better"}
+
+DECIDED = "a rounding decides which elements are finite"
+
+TOO_FAR = "its rounding may be larger than its values"
 
 UNEXPLAINED = "and no rounding explains what it is uncompiled"
 
@@ -228,6 +233,7 @@ def judged(reference: Reference, got: Sequence[Observation], *, doubting: bool =
             reference,
             more=None if reference.more is None else lambda: ask("more"),
             make_own=None if reference.make_own is None else lambda: ask("own"),
+            make_edges=None if reference.make_edges is None else lambda: ask("edges"),
             make_perturbed=[lambda: ask("perturbed")] * len(reference.make_perturbed),
         )
         found.differences = compare(asking, got, better=found.better, enough=ENOUGH, tell=doing)
@@ -324,12 +330,16 @@ def _compare_value(spot: Spot, e: Any, m: Any, look: _Look, *, numbers: bool) ->
         return
     judge_value = _judge_numbers if is_noisy(e) else _judge_exact
     answer = judge_value(spot, e, m)
+    if answer is not None and answer.weight == "certain" and spot.reference.at_edges():
+        answer = judge_value(spot, e, m)
     if answer is not None and answer.weight not in EXCUSED and (open_ := spot.undefined()) is not None:
         m = chosen(open_, e, m)
         answer = None if equal_bits(e, m) else judge_value(spot, e, m)
-        answer = answer or ValueDifference("undefined", "; ".join(spot.reference.left_open))
+        answer = answer or ValueDifference("undefined", "; ".join(spot.reference.left_open) or DECIDED)
     if answer is not None:
         worst = _worst(spot, e, m) if look.for_worst and answer.weight not in EXCUSED else None
+        if worst is not None and not math.isfinite(worst.off) and not tells(worst):
+            answer = replace(answer, weight="unsure", text=f"{answer.text}; {TOO_FAR}")
         yield Difference(_kind_of_value(spot, e, m), call, where, answer.text, answer.z, answer.weight, worst)
 
 
@@ -384,7 +394,8 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
         if not own or any(bool((run.cpu() != e.cpu())[wrong].any()) for run in own if isinstance(run, torch.Tensor)):
             return ValueDifference("better", "without the roundings of the program, it is as compiled")
         return ValueDifference("unsure", f"in float64 it is as compiled, {UNEXPLAINED}")
-    runs = [*spot.reference.perturbed, *spot.reference.rounded, *spot.reference.eager[1:], spot.reference.wide]
+    reference = spot.reference
+    runs = [*reference.perturbed, *reference.rounded, *reference.edges, *reference.eager[1:], reference.wide]
     values = [v for run in runs if isinstance(v := spot.of(run), torch.Tensor) and v.shape == e.shape]
     moved = [(value.cpu() != e.cpu()).cpu() for value in values]
     times = sum(moved, torch.zeros(e.shape, dtype=torch.int64))
@@ -423,6 +434,7 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
         return ValueDifference("unsure", UNSTEADY) if unsteady else unjudged
     noise = Noise(spot.sigma(wide) / facts.unit_roundoff)
     legitimate, limits = [RunValues(array, facts) for array in values], tolerated(facts)
+    legitimate += [RunValues(array, facts) for array in spot.arrays(reference.edges[:RUNS])]
     answer = judge(RunValues(array_from(m), facts), wide, noise, legitimate, thresholds=limits, flush=True, brief=True)
     if answer.answer == "candidate_worse" and answer.statistic != "class":
         unit = min(reference.moved, facts.unit_roundoff)
@@ -439,7 +451,7 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
     z = answer.candidate.max if answer.candidate.max else float("inf")
     itself = spot.unsteady() and any(
         judge(run, wide, noise, legitimate[:1], thresholds=limits, flush=True, brief=True).answer == "candidate_worse"
-        for run in legitimate[1:]
+        for run in legitimate[1 : len(values)]
     )
     return (
         ValueDifference("unsure", f"{UNSTEADY}; {answer.reason}", z)

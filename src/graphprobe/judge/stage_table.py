@@ -19,17 +19,28 @@ A check that raised uncompiled and raises no more belongs to the first of these 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from graphprobe.findings import Kind, Stage
+from graphprobe.findings import STAGES, Kind, Stage
 
 Graphs = Literal["dynamo", "aot", "decomposition", "partition", "pre_grad", "joint", "post_grad"]
 """Points of the pipeline whose output is a graph. `partition`: the joint graph, split, before any pass."""
 
-GRAPHS: tuple[Graphs, ...] = ("dynamo", "aot", "decomposition", "partition", "pre_grad", "joint", "post_grad")
+GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
 """In the order of the pipeline."""
+
+STAGE_OF: Mapping[Graphs, Stage] = {
+    "dynamo": "dynamo",
+    "aot": "aot",
+    "decomposition": "decomposition",
+    "partition": "joint",
+    "pre_grad": "pre_grad",
+    "joint": "joint",
+    "post_grad": "post_grad",
+}
+"""The stage that makes these graphs."""
 
 Loops = Literal["right", "wrong", "unknown"]
 """Inductor's IR, evaluated in plain torch; unknown where the evaluator does not know it, or a library computes."""
@@ -87,11 +98,25 @@ def _foreign(e: Evidence) -> bool:
 
 
 def _raised(stage: Stage, what: str) -> Rule:
-    return Rule(stage, f"it was raised {what}", lambda e: e.kind in ("crash_compile", "hang") and e.raised_in == stage)
+    def holds(e: Evidence) -> bool:
+        late = e.kind == "crash_compile" and e.graphs_wrong is not None and is_later(stage, STAGE_OF[e.graphs_wrong])
+        return e.kind in ("crash_compile", "hang") and e.raised_in == stage and not late
+
+    return Rule(stage, f"it was raised {what}", holds)
 
 
-def _graphs(stage: Stage, point: Graphs, what: str) -> Rule:
-    return Rule(stage, f"{what}, run op by op, fail", lambda e: e.graphs_wrong == point)
+def is_later(stage: Stage, first: Stage) -> bool:
+    """Whether what raises while `first` is at work cannot come from this stage.
+
+    Dynamo asks decompositions what results look like, too.
+    """
+    if stage not in STAGES or first not in STAGES or (stage, first) == ("decomposition", "dynamo"):
+        return False
+    return STAGES.index(stage) > STAGES.index(first)
+
+
+def _graphs(point: Graphs, what: str) -> Rule:
+    return Rule(STAGE_OF[point], f"{what}, run op by op, fail", lambda e: e.graphs_wrong == point)
 
 
 RULES: tuple[Rule, ...] = (
@@ -110,18 +135,18 @@ RULES: tuple[Rule, ...] = (
     _raised("post_grad", "in a post-grad pass"),
     _raised("lowering", "while the graph was lowered"),
     _raised("codegen", "while code was written or compiled"),
-    _graphs("dynamo", "dynamo", "Dynamo's graphs"),
+    _graphs("dynamo", "Dynamo's graphs"),
     Rule(
         "decomposition",
         "the operation is decomposed while AOTAutograd traces it",
         lambda e: e.graphs_wrong == "aot" and e.traced_away,
     ),
-    _graphs("aot", "aot", "AOTAutograd's graphs"),
-    _graphs("decomposition", "decomposition", "the decomposed graphs"),
-    _graphs("joint", "partition", "the parts of the joint graph"),
-    _graphs("pre_grad", "pre_grad", "the graphs after the pre-grad passes"),
-    _graphs("joint", "joint", "the graphs after the joint passes"),
-    _graphs("post_grad", "post_grad", "the graphs after the post-grad passes"),
+    _graphs("aot", "AOTAutograd's graphs"),
+    _graphs("decomposition", "the decomposed graphs"),
+    _graphs("partition", "the parts of the joint graph"),
+    _graphs("pre_grad", "the graphs after the pre-grad passes"),
+    _graphs("joint", "the graphs after the joint passes"),
+    _graphs("post_grad", "the graphs after the post-grad passes"),
     Rule(
         "runtime",
         "what autograd checks of saved tensors is lost where the compiled function saves them",

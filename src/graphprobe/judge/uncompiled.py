@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
-from graphprobe.engine.rounding import noise_of, of_few
+from graphprobe.engine.rounding import WIDE, noise_of, of_few
 from graphprobe.engine.value_file import ValueFile, is_stored_once
 from graphprobe.engine.values import equal_bits
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of
 from graphprobe.numerics.noise import Array, sigma_from_runs
 
-Asked = Literal["more", "own", "perturbed"]
+Asked = Literal["more", "own", "perturbed", "edges"]
 """Further runs of a reference, that are made only if need be."""
 
 
@@ -37,6 +37,9 @@ class Reference:
         own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
             run and the uncompiled one are far apart.
         make_own: makes them; None: they are made, or cannot be.
+        edges: runs in the program's own precision, with arguments at the edge of a function that their noise may take
+            there; empty where none is near one. What is infinite in one of them and not in another, a rounding decides.
+        make_edges: makes them, where something would be accused; None: they are made, or cannot be.
         moved_inputs: runs in the program's own precision, on inputs two roundings off. Numbers that these move as
             far as they differ are right; None: they were not asked for.
         problems: why roundings could not be measured, in words; None before they were.
@@ -59,6 +62,8 @@ class Reference:
     make_perturbed: Sequence[Callable[[], list[list[Observation]]]] = ()
     own: list[list[Observation]] = field(default_factory=list)
     make_own: Callable[[], list[list[Observation]]] | None = None
+    edges: list[list[Observation]] = field(default_factory=list)
+    make_edges: Callable[[], list[list[Observation]]] | None = None
     moved_inputs: list[list[Observation]] | None = None
     problems: list[str] | None = None
     undefined: list[list[Observation]] = field(default_factory=list)
@@ -90,8 +95,13 @@ class Reference:
 
     def add(self, asked: Asked) -> None:
         """Make further runs of one kind."""
-        make = {"more": self.complete, "own": self.in_own_precision, "perturbed": self.perturb_more}[asked]
-        make()
+        make: dict[Asked, Callable[[], object]] = {
+            "more": self.complete,
+            "own": self.in_own_precision,
+            "perturbed": self.perturb_more,
+            "edges": self.at_edges,
+        }
+        make[asked]()
 
     def perturb_more(self) -> bool:
         """Make further perturbed runs; whether there are more now."""
@@ -107,6 +117,12 @@ class Reference:
         if self.make_own is not None:
             self.own, self.make_own = self.make_own(), None
         return self.own
+
+    def at_edges(self) -> bool:
+        """Make `edges`; whether there are some that were not there before."""
+        make, self.make_edges = self.make_edges, None
+        self.edges = make() if make is not None else self.edges
+        return make is not None and bool(self.edges)
 
 
 def roundoff_of(values: Iterable[Any]) -> float:
@@ -174,7 +190,9 @@ class Spot:
             facts = dtype_of(value)
             noise = noise_of(eager, centre, self.arrays(runs), rounded, facts, self.reference.narrowest)
             found = found if noise is None else noise.sigma * dtype_of(value).unit_roundoff
-        return found
+        edges = self.arrays(self.reference.edges)
+        own = of_few(sigma_from_runs(array_from(value), edges, WIDE), len(edges)) if edges else found
+        return np.maximum(found, own)
 
     def eager_runs(self) -> list[list[Observation]]:
         """The uncompiled runs, without those that lie in the file with the bits of the first."""
@@ -193,12 +211,15 @@ class Spot:
         return not all(equal_bits(e, self.of(run)) for run in others)
 
     def undefined(self) -> torch.Tensor | None:
-        """Which elements torch leaves open; None if it leaves none."""
-        if not self.reference.undefined:
-            return None
-        given, *others = (self.of(run) for run in self.reference.undefined)
+        """Which elements torch leaves open, or are finite by a rounding; None if there are none."""
+        given, *others = [self.of(run) for run in self.reference.undefined] or [None]
         alike = [o for o in others if isinstance(o, torch.Tensor) and o.shape == given.shape]
         found = [(o != given) & ((o == o) | (given == given)) for o in alike]
+        value = self.of(self.reference.eager[0])
+        for run in self.reference.edges if is_noisy(value) else ():
+            other = self.of(run)
+            if isinstance(other, torch.Tensor) and other.shape == value.shape:
+                found += [test(other) != test(value) for test in (torch.isnan, torch.isposinf, torch.isneginf)]
         mask = torch.stack(found).any(dim=0) if found else None
         return mask if mask is not None and bool(mask.any()) else None
 

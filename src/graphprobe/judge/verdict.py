@@ -1,16 +1,21 @@
 """The verdict: only the rung that the user runs decides whether there is a fault; documented refusals are none.
 
 What was seen in a changed program (values shown, pieces cut out, passes left out) names a culprit; it never convicts.
+Nor may a finding contradict what its diagnosis has seen: `CHECKS` has all that it is held against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
 
 from graphprobe.findings import STAGES, Finding, Kind, Stage
 from graphprobe.judge.judging import Difference
-from graphprobe.judge.stage_table import LAID_OUT
+from graphprobe.judge.stage_table import LAID_OUT, is_later
+from graphprobe.judge.worst import tells
 
 RungName = Literal["dynamo", "aot", "passes", "kernels", "plain"]
 State = Literal["right", "wrong", "unsure", "not_run"]
@@ -79,20 +84,122 @@ def exonerated(stage: Stage, states: Mapping[RungName, State]) -> bool:
     return any(state == "right" and STAGES.index(LAST_STAGE[name]) >= at for name, state in states.items())
 
 
-def to_blame(findings: Sequence[Finding], lower: Mapping[RungName, State], seen: Collection[Kind]) -> list[Finding]:
-    """The findings that may explain a fault.
+@dataclass(frozen=True)
+class RungEvidence:
+    """What a finding is held against.
 
-    Those of stages that a right rung runs do not. Nor do a dtype, a shape or strides that are not as uncompiled, of a
-    value that nobody sees, where another finding gives wrong numbers, and numbers are all that is wrong.
-
-    Args:
-        findings: of one program.
-        lower: the states of the rungs below the first wrong one.
-        seen: the kinds of failure that the first wrong rung shows.
+    Attributes:
+        states: of the rungs that were run.
+        kinds: of failure that the first wrong rung shows; empty: not known.
+        agreed: each value that was looked at in kernels is what its operation makes of its inputs.
+        called: base names of what the program calls, and of what stands behind that; empty: not known.
     """
-    guilty = [f for f in findings if not exonerated(f.stage, lower)]
+
+    states: Mapping[RungName, State] = field(default_factory=dict)
+    kinds: Collection[Kind] = ()
+    agreed: bool = False
+    called: Collection[str] = ()
+
+    @property
+    def lower(self) -> dict[RungName, State]:
+        """The states of the rungs below the first wrong one."""
+        return below_first_wrong(self.states)
+
+    @property
+    def first(self) -> Stage:
+        """The last stage that the first wrong rung runs."""
+        name = first_wrong(self.states)
+        return LAST_STAGE[name] if name is not None else "unknown"
+
+
+class Contradiction(NamedTuple):
+    """A contradiction, and what is left of a finding that has it; None: nothing."""
+
+    why: str
+    holds: Callable[[Finding, RungEvidence], bool]
+    left: Callable[[Finding, RungEvidence], Finding | None]
+
+
+def base_of(op: str) -> str:
+    """`index_put` of `aten.index_put_.default`, `relu` of `torch.relu`."""
+    parts = op.split(".")
+    return (parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims") else parts[-1]).strip("_")
+
+
+def _unnamed(finding: Finding, seen: RungEvidence) -> Finding:
+    """Without an operation: its place and its stage are told."""
+    return msgspec.structs.replace(finding, op=None, node=None, also=[])
+
+
+def _called(finding: Finding, seen: RungEvidence) -> Finding:
+    """With what the program calls in the place of what neither it nor what it calls contains."""
+    names = [name for name in finding.also if base_of(name) in seen.called]
+    if not names:
+        return _unnamed(finding, seen)
+    also = [name for name in (finding.op, *finding.also) if name and name != names[0]]
+    return msgspec.structs.replace(finding, op=names[0], also=also)
+
+
+CHECKS: tuple[Contradiction, ...] = (
+    Contradiction(
+        "a rung that runs its stage, and those before it, is right",
+        lambda f, seen: exonerated(f.stage, seen.lower),
+        lambda f, seen: None,
+    ),
+    Contradiction(
+        "it is raised before its stage is at work",
+        lambda f, seen: f.kind == "crash_compile" and f.proof != "piece" and is_later(f.stage, seen.first),
+        lambda f, seen: msgspec.structs.replace(f, stage=seen.first, pass_=None, kernel=None),
+    ),
+    Contradiction(
+        "what its kernels compute agrees with their operations, and no experiment accuses one",
+        lambda f, seen: (
+            seen.agreed
+            and f.op is not None
+            and f.stage in ("lowering", "codegen")
+            and f.kind in ("wrong_value", "wrong_gradient", "nonfinite")
+            and f.kernel is None
+            and f.proof != "piece"
+        ),
+        _unnamed,
+    ),
+    Contradiction(
+        "neither the program nor what it calls contains its operation",
+        lambda f, seen: bool(seen.called) and f.op is not None and base_of(f.op) not in seen.called,
+        _called,
+    ),
+    Contradiction(
+        "gradients that no graph of the forward gives are wrong in the backward",
+        lambda f, seen: f.kind == "wrong_gradient" and f.op is None and f.direction == "forward",
+        lambda f, seen: msgspec.structs.replace(f, direction="backward"),
+    ),
+    Contradiction(
+        "its proof has to allow more than what differs",
+        lambda f, seen: f.proof is not None and f.worst is not None and not tells(f.worst),
+        lambda f, seen: msgspec.structs.replace(f, proof=None),
+    ),
+)
+"""In the order in which they are made."""
+
+
+def consistent(finding: Finding, seen: RungEvidence) -> Finding | None:
+    """What is left of a finding that does not contradict what was seen; None: nothing."""
+    found: Finding | None = finding
+    for check in CHECKS:
+        if found is not None and check.holds(found, seen):
+            found = check.left(found, seen)
+    return found
+
+
+def to_blame(findings: Sequence[Finding], seen: RungEvidence) -> list[Finding]:
+    """The findings that may explain a fault, as far as they contradict nothing.
+
+    A dtype, a shape or strides that are not as uncompiled, of a value that nobody sees, do not where another finding
+    gives wrong numbers, and numbers are all that is wrong.
+    """
+    guilty = [found for f in findings if (found := consistent(f, seen)) is not None]
     numbers = [f for f in guilty if f.kind not in LAID_OUT]
-    return numbers if numbers and not any(kind in LAID_OUT for kind in seen) else guilty
+    return numbers if numbers and not any(kind in LAID_OUT for kind in seen.kinds) else guilty
 
 
 def first_wrong(states: Mapping[RungName, State]) -> RungName | None:

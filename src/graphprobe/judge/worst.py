@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,17 @@ OWN = 4.0
 def label_of(part: str, position: int, call: int, calls: int) -> str:
     """`output 0`, `gradient 1`, `input 0 after the call`; with the number of the call if there are several."""
     return LABELS[part].format(position) + (f" of call {call}" if calls > 1 else "")
+
+
+def tells(worst: Worst) -> bool:
+    """Whether an element is off by more than is allowed; an infinity is not where the size of its values is allowed."""
+    allowed = worst.legitimate
+    if not allowed:
+        return True
+    if math.isfinite(worst.off):
+        return worst.wrong > 0 or worst.off > allowed
+    expected = worst.expected if isinstance(worst.expected, int | float) else math.nan
+    return not math.isfinite(expected) or expected == 0 or allowed < abs(expected)
 
 
 def worst_scalar(label: str, expected: Any, actual: Any) -> Worst | None:

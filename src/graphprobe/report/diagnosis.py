@@ -70,6 +70,9 @@ LATENT = 6
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
 """Kinds whose error has a size."""
 
+WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*(?=[ ,;]|\.?(?: |$))")
+"""A word that begins a sentence takes a capital letter; a name in code does not, nor does what a colon follows."""
+
 SENTENCES, Z = re.compile(r"(?<=[.!?]) (?=[A-Z])"), re.compile(r"\bz\b")
 """What a reason consists of, and what a sentence of it has that gives an error in units of noise."""
 
@@ -254,8 +257,9 @@ def reason_of(finding: Finding) -> tuple[str, str]:
 
 
 def as_sentence(text: str) -> str:
-    """With a capital letter and a period, if it is not empty."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+    """With a period, if it is not empty, and with a capital letter, if it begins with a word."""
+    first = text[:1].upper() if WORD.match(text) else text[:1]
+    return f"{first}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
 
 
 def details(finding: Finding) -> list[str]:

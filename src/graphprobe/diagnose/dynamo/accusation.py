@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 from torch.fx import GraphModule, Node
+from torch.overrides import BaseTorchFunctionMode
 
-from graphprobe.diagnose.dynamo.frame_places import node_places, users_source
+from graphprobe.diagnose.dynamo.frame_places import node_places, place_raised, places_raised, users_source
 from graphprobe.diagnose.dynamo.numpy_nodes import numpy_name
 from graphprobe.diagnose.dynamo.python_culprit import applied_in, statement_of
 from graphprobe.diagnose.dynamo.python_source import CALL, READ, Named
+from graphprobe.diagnose.program import Program
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.naming import module_of, op_of
 from graphprobe.engine.subgraph import CALLS
+from graphprobe.internals.operators.operators import OpMode
 from graphprobe.internals.tensors import tree_leaves
 
 
@@ -90,3 +98,63 @@ def named_side_effect(where: str, fn: Any) -> Accused:
     if made is None:
         return Accused("side_effect", None, None, None, f"{where} is not what it is uncompiled", ["side_effect"])
     return Accused(made.name, None, made.source, None, f"it changes {where}", ["side_effect"])
+
+
+class Path(msgspec.Struct):
+    """The operators that the uncompiled program runs; `raised`: what ends it with an exception."""
+
+    ops: list[str] = []
+    raised: Accused | None = None
+
+
+def path_of(program: Program, mode: contextlib.AbstractContextManager[Any]) -> Path:
+    """The way that the program takes under a mode, or under none: some of torch's layers ask for modes, and go another
+    way then. Run it in a child."""
+    found = Path()
+
+    def around(op: Any, args: Any, kwargs: Any) -> Any:
+        found.ops.append(str(op))
+        return op(*args, **kwargs)
+
+    def make(fn: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                with mode:
+                    return fn(*args, **kwargs)
+            except Exception as error:
+                found.raised = _raising(error)
+                raise
+
+        return call
+
+    with OpMode(around):
+        program.run(make)
+    return found
+
+
+def _raising(error: Exception) -> Accused | None:
+    """The call that raises, by the innermost line of Python, at the user's line."""
+    place, users = place_raised(error), places_raised(error)
+    name = applied_in(place) if place is not None else None
+    if name is None or not users:
+        return None
+    op = name if name.startswith("torch.") else name.rpartition(".")[2]
+    reason = "this raises uncompiled; the calls before it are not told, as torch takes another way where it is watched"
+    return Accused(op, None, users[0].source, None, reason)
+
+
+def from_states(states: tuple[Any, Any], run: Callable[[], Any]) -> Any:
+    """Run with these states of the generators of Python and numpy; Python seeds its own anew in a forked process."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    return run()
+
+
+def other_path(program: Program, states: tuple[Any, Any], timeout_s: float) -> Path | None:
+    """The way that the program takes by itself, where it takes another when its calls are seen; None: it does not."""
+    alone, watched = (
+        isolated(partial(from_states, states, partial(path_of, program, mode)), timeout_s=timeout_s).value
+        for mode in (contextlib.nullcontext(), BaseTorchFunctionMode())
+    )
+    known = alone is not None and watched is not None
+    return msgspec.convert(alone, Path) if known and alone["ops"] != watched["ops"] else None

@@ -17,9 +17,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
-from graphprobe.diagnose.dynamo.accusation import Accused, accuse, of_operator, of_python
+from graphprobe.diagnose.dynamo.accusation import Accused, accuse, from_states, of_operator, of_python, other_path
 from graphprobe.diagnose.dynamo.frame_places import (
     FramePlace,
+    is_hidden,
     node_places,
     places_of,
     places_raised,
@@ -91,6 +92,7 @@ class Made(msgspec.Struct):
         value: its result: a tensor, or several.
         plain: numbers, texts and truth values among its arguments.
         frames: the user's frames that led to it, the innermost first.
+        hidden: it is made by code of torch's that is no layer, and the user's line does not name it.
         feeds: which calls before it made its tensors.
     """
 
@@ -98,6 +100,7 @@ class Made(msgspec.Struct):
     value: tuple[bytes, bytes] | None = None
     plain: list[Plain] = []
     frames: list[FramePlace] = []
+    hidden: bool = False
     feeds: list[int] = []
 
 
@@ -129,7 +132,8 @@ class _Calls(TorchFunctionMode):
             for tensor in tensors:
                 self._makers[id(tensor)] = (tensor, len(self.made))
             name = getattr(func, "__name__", "")
-            self.made.append(Made(name, _recorded(tensors), plain, frames, sorted(feeds)))
+            hidden = is_hidden(name, sys._getframe(1), frames)
+            self.made.append(Made(name, _recorded(tensors), plain, frames, hidden, sorted(feeds)))
         return result
 
 
@@ -211,13 +215,20 @@ class _Compiled:
     returned: list[Plain] | None = None
     stopped: list[FramePlace] = field(default_factory=list)
 
+    @property
+    def unread(self) -> bool:
+        """Whether it failed before there was a graph, in which nothing is missing then."""
+        return self.returned is None and not self.ran
+
 
 def accused(program: Program, compilation: Compilation) -> Accused | None:
     """What first went otherwise in Dynamo's graphs than uncompiled; None when nothing can be told."""
     states = random.getstate(), np.random.get_state()
-    outcome = isolated(lambda: _from_states(states, lambda: uncompiled_calls(program)), timeout_s=compilation.timeout_s)
+    outcome = isolated(lambda: from_states(states, lambda: uncompiled_calls(program)), timeout_s=compilation.timeout_s)
     if outcome.value is None:
         return None
+    if (path := other_path(program, states, compilation.timeout_s)) is not None:
+        return path.raised
     expected = msgspec.convert(outcome.value, list[Uncompiled])
     found: list[_Compiled] = []
 
@@ -247,15 +258,8 @@ def accused(program: Program, compilation: Compilation) -> Accused | None:
         return call
 
     with compilation.configured():
-        _from_states(states, lambda: program.run(make))
+        from_states(states, lambda: program.run(make))
     return _look(program, [*zip(expected, found, strict=False)])
-
-
-def _from_states(states: tuple[Any, Any], run: Callable[[], Any]) -> Any:
-    """Run with these states of the generators of Python and numpy; Python seeds its own anew in a forked process."""
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    return run()
 
 
 def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accused | None:
@@ -271,8 +275,8 @@ def _look(program: Program, calls: list[tuple[Uncompiled, _Compiled]]) -> Accuse
         lambda: (a.inlined_function() for a in aligned),
         lambda: (of_operator(n) for _, c in calls for r in c.ran if is_higher_order((n := r.within or r.node).target)),
     ]
-    if any(c.stopped and not c.ran for _, c in calls):
-        ways = ways[:3]  # Dynamo stopped before there was a graph, in which nothing is missing then
+    if any(c.unread and (c.stopped or any(made.hidden for made in e.made)) for e, c in calls):
+        ways = ways[:3]
     return next((one for way in ways for one in way() if one is not None), None)
 
 
@@ -495,6 +499,8 @@ def _not_called(made: Made) -> Accused:
     reason = "Dynamo's graph does not call it"
     source = made.frames[0].source if made.frames else None
     name = _plain(made.name) if made.name.startswith("__") else made.name
+    if made.hidden and (called := applied_in(made.frames[0])) is not None:
+        return Accused(called, None, source, None, f"Dynamo's graph does not have the {name} in it", [name])
     owner = function_class(made.frames[0]) if made.frames else None
     if owner is not None:
         reason = f"Dynamo's graph does not call {name} of {made.frames[0].function}"

@@ -7,6 +7,7 @@ import linecache
 import os
 import re
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -24,6 +25,12 @@ _PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-pac
 
 FRAMES = 8
 """Callers that are kept of a call."""
+
+LAYERS = os.path.join("torch", "nn", "")
+"""Whose functions and modules call what their names say."""
+
+OPERATORS = os.path.join("torch", "_tensor.py")
+"""Which calls a function for a sign, `pow` for `**`."""
 
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
@@ -53,6 +60,19 @@ def is_users(file: str) -> bool:
     return not real.startswith(_PYTHON) or any(part in real for part in _PACKAGES)
 
 
+def is_hidden(name: str, frame: FrameType, frames: Sequence[FramePlace]) -> bool:
+    """Whether a call that a frame makes is one of torch's machinery, which the user's line does not show."""
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename == torch.overrides.__file__:
+        caller = caller.f_back
+    file = caller.f_code.co_filename if caller is not None else ""
+    if is_users(file) or LAYERS in file or OPERATORS in file or not frames:
+        return False
+    lines = range(frames[0].line, max(frames[0].line, frames[0].end_line) + 1)
+    text = " ".join(linecache.getline(frames[0].file, line) for line in lines)
+    return re.search(rf"\b{re.escape(name)}\b", text) is None
+
+
 def places_of(frame: FrameType | None, until: CodeType) -> list[FramePlace]:
     """The user's frames from `frame` outwards to the one that runs `until`, the innermost first."""
     found: list[FramePlace] = []
@@ -73,6 +93,17 @@ def places_raised(error: BaseException) -> list[FramePlace]:
             found.insert(0, _place_in(code, trace.tb_lasti, trace.tb_lineno))
         trace = trace.tb_next
     return found[:FRAMES]
+
+
+def place_raised(error: BaseException) -> FramePlace | None:
+    """The innermost frame that an exception has ended of the user's code or of a layer of torch's."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename) or LAYERS in code.co_filename:
+            found = _place_in(code, trace.tb_lasti, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
 
 
 def _place_in(code: CodeType, at: int, line: int) -> FramePlace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from typing import Any
 
@@ -47,7 +48,10 @@ def numpy_name(node: Node) -> str | None:
         inner = module.partition("numpy.")[2]
         return f"numpy.{inner}.{name}" if inner and not inner.startswith("_") else f"numpy.{name}"
     if isinstance(target, (utils.numpy_method_wrapper, utils.numpy_operator_wrapper)):
-        name = target.__name__.removeprefix(WRAPPED).strip("_")
+        method = str(target.__name__).removeprefix(WRAPPED)
+        name = method.strip("_")
+        if method.startswith("__") and hasattr(builtins, name):
+            return name  # what the program calls: `round(array)`
         return f"numpy.{OPERATORS.get(name, name)}"
     if target is utils.numpy_attr_wrapper:
         return f"numpy.ndarray.{node.args[1]}"
