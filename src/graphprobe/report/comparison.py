@@ -57,7 +57,7 @@ DIFFERENCES_IN_WORDS = {
     "changed_unseen": "gets a value that was changed in between, and no record shows by what",
     "lost_gradient": "gives a gradient on one side only",
     "parameters": "steps a parameter that the other side does not step",
-    "data_order": "has data that the other side has in another step",
+    "data_order": "has data that the other side has at another call",
     "unpaired": "gives something that the other side does not give, and that nothing recorded uses",
     "growth": "gives a result that is too far off to be noise, though no call is to blame",
     "unrecorded_origin": "gets another input, and no record tells from where",
