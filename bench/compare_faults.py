@@ -14,6 +14,10 @@ An answer is
 interpreter that has `mindstudio-probe`, the same programs are dumped and compared by that, at its level `mix`; it
 accuses the first row of its table that did not pass. The last row, `none`, is the program without a fault: `silent` is
 right there.
+
+With `--training`, the changes and rewritings of tests/compare/gpt_training.py are planted in a training of two steps
+instead, by values and by statistics: the outcome, whether the first finding is of the call that has the change, and
+that finding.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT / "tests")  # in place of this folder, whose compare.py hides the package of the tests
 
 from compare.gpt_faults import FAULTS, Planted, gpt  # noqa: E402
-from compare.pairs import dumped  # noqa: E402
+from compare.pairs import compared, dumped  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NONE = "none"
@@ -86,6 +90,38 @@ def _answer(modules: list[str], fault: Planted) -> str:
     if not modules:
         return "silent"
     return "named" if any(module.startswith(fault.module) for module in modules) else "other"
+
+
+def training_answers(data: str, name: str, folder: Path, reference: Path) -> str:
+    """The outcome, `named` or `other`, and the first finding."""
+    from compare.gpt_training import FAULTS as CHANGES
+    from compare.gpt_training import dumped as trained
+
+    summary = compared(trained(name, folder, data), reference)
+    first = summary.first
+    if first is None:
+        return summary.outcome
+    right = "named" if name in CHANGES and CHANGES[name].names(first) else "other"
+    call = first.candidate or first.reference
+    return f"{summary.outcome}, {right}: {first.kind} {call.label if call is not None else ''}, step {first.step}"
+
+
+def print_training(only: list[str] | None, folder: Path) -> None:
+    """One line a change, then those that change nothing."""
+    from compare.gpt_training import FAULTS as CHANGES
+    from compare.gpt_training import HEALTHY
+    from compare.gpt_training import dumped as trained
+
+    print(f"| change | {' | '.join(DATA.values())} |\n|---|---|---|")
+    for name in [n for n in (*CHANGES, *HEALTHY) if not only or n in only]:
+        answers = []
+        for data in DATA:
+            for side in (NONE, name):
+                (folder / data / side).mkdir(parents=True, exist_ok=True)
+            reference = folder / data / NONE / "dump"
+            reference = reference if reference.exists() else trained(NONE, folder / data / NONE, data)
+            answers.append(training_answers(data, name, folder / data / name, reference))
+        print(f"| {name} | {' | '.join(answers)} |", flush=True)
 
 
 def msprobe_answers(python: str, data: str, faults: dict[str, Planted], folder: Path) -> dict[tuple[str, str], str]:
@@ -161,7 +197,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", metavar="NAME")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--by-msprobe", choices=DATA, help=argparse.SUPPRESS)
+    parser.add_argument("--training", action="store_true")
     given = parser.parse_args()
+    if given.training:
+        with tempfile.TemporaryDirectory(dir=given.folder) as name:
+            print_training(given.only, Path(name))
+        return
     faults = chosen(given.only)
     os.umask(0o027)  # msprobe refuses what others can write to
     if given.by_msprobe:

@@ -118,6 +118,12 @@ def test_merge_compares_ranks(dumps: dict[str, str], tmp_path: Path) -> None:
     assert "ranks 0, 1 of the candidate are held against rank 0" in against.output
 
 
+def test_parse_finds_what_a_label_ends_in(dumps: dict[str, str]) -> None:
+    whole = call("parse", dumps["good"], "nn.functional.gelu.0", "--no-values", code=0).output
+    assert call("parse", dumps["good"], "gelu.0", "--no-values", code=0).output == whole
+    call("parse", dumps["good"], "0", code=2)
+
+
 def test_exact_names_the_first_call_that_gives_other_bits(dumps: dict[str, str], tmp_path: Path) -> None:
     compare("--exact", dumps["again"], dumps["good"], code=0)
     other = Path(dumped(tmp_path / "other", data="stats"))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from compare.pairs import Dumps, Run
+
+
+@pytest.fixture(scope="session")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """`training(name, data)`: the dump of a training with one of the changes of `gpt_training`, made once."""
+    from compare.gpt_training import dumped
+
+    return functools.cache(lambda name, data: dumped(name, tmp_path_factory.mktemp("training"), data))
 
 
 @pytest.fixture(scope="session")

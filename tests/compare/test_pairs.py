@@ -1,12 +1,14 @@
 """`compare` on dumps of programs that differ, where the call that differs is named, and of such that do not."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from compare import gpt_faults, pairs
+from compare import gpt_faults, gpt_training, pairs
 from compare.gpt_faults import gpt
 from compare.made import MemoryDump, replaced
 from compare.pairs import Dumps
@@ -15,6 +17,7 @@ from graphprobe.compare import CallName, compare_dumps, open_dump
 from graphprobe.compare.result import UNDECIDED_KINDS, Summary, WrongCall
 
 FLOAT, NARROW, HALF = torch.float32, torch.bfloat16, torch.float16
+Trained = Callable[[str, str], Path]
 WAYS = [
     pytest.param(data, level, marks=() if (data, level) == ("tensor", "api") else (pytest.mark.heavy,))
     for data in ("tensor", "stats")
@@ -92,6 +95,29 @@ def test_a_fault_of_a_gpt_is_the_only_cause(name: str, data: str, dtype: torch.d
         assert any(call.module.startswith(planted.module) for call in calls), first
         assert data == "stats" or (first.kind, first.verdict) == (planted.kind, "differs")
         assert all(".py:" in call.source for call in calls), first
+
+
+TRAINED = ("softmax_bf16", "chunk_order", "zero_missing", "param_left_out", "untied", "data_order", "data_one")
+REWRITTEN = ("softmax by hand", "in-place residual", "linear in slices")
+"""Of `gpt_training`, what is not left to `make test-all`: values alone."""
+TRAINING = [
+    pytest.param(name, data, marks=pytest.mark.slow if data == "tensor" and name in chosen else pytest.mark.heavy)
+    for changes, chosen in ((gpt_training.FAULTS, TRAINED), (gpt_training.HEALTHY, REWRITTEN))
+    for name in changes
+    for data in ("tensor", "stats")
+]
+
+
+@pytest.mark.parametrize(("name", "data"), TRAINING)
+def test_a_change_of_a_training_is_named_and_a_rewriting_is_not(name: str, data: str, training: Trained) -> None:
+    summary = pairs.compared(training(name, data), training("none", data))
+    change = gpt_training.FAULTS.get(name)
+    if change is None:
+        assert summary.outcome == ("undecided" if name == "compiled" else "same"), (summary.first, summary.notes)
+        return
+    first = summary.first
+    assert first is not None and change.names(first), first
+    assert (summary.outcome == "different") == (first.kind not in UNDECIDED_KINDS)
 
 
 def flipped(result: torch.Tensor) -> torch.Tensor:

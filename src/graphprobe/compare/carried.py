@@ -16,6 +16,12 @@ from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerp
 from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.store.calls import Call, CallSlot
 
+GRADIENT_NOISE = 64.0
+"""Times u and the rms of the largest gradient of a step, by which the gradient of a parameter may be off."""
+
+ADDED = 4.0
+"""Times the largest difference of what backward calls gave, by which their sum may be off."""
+
 
 class Stray(msgspec.Struct, frozen=True, gc=False):
     """An input that on one side is what a call gave, and on the other side is not.
@@ -86,12 +92,52 @@ class _StateSeen:
         return None
 
 
+class _Gradients:
+    """What the backward calls of a step gave of gradients that have the shape of a parameter: the largest, and by how
+    much they are apart at most."""
+
+    def __init__(self) -> None:
+        self.step, self.largest, self.far = -1, 0.0, 0.0
+        self.shapes: set[object] = set()
+
+    def excess(self, task: Task, row: CallResult) -> float:
+        """See `Mark.gradient`; notes what a backward gives."""
+        if task.step != self.step:
+            self.step, self.largest, self.far = task.step, 0.0, 0.0
+        if row.direction == "backward":
+            for slot in row.slots:
+                if slot.role in OUTPUT_ROLES and slot.reference is not None and slot.reference.shape in self.shapes:
+                    self.largest = max(self.largest, rms_of(slot))
+                    self.far = max(self.far, distance_of(slot) if slot.level else 0.0)
+            return -1.0
+        if not self.largest or task.candidate.kind == "module":
+            return -1.0
+        found = -1.0
+        for slot in row.slots:
+            if slot.role not in ("grad_output", "input") or slot.origin not in ("unrecorded", "computed"):
+                continue
+            if not slot.level or slot.reference is None or slot.reference.shape not in self.shapes:
+                continue
+            mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
+            if mine is None or theirs is None or (_producer(task, 0, mine) >= 0 and _producer(task, 1, theirs) >= 0):
+                continue
+            limit = max(GRADIENT_NOISE * unit_of(slot) * self.largest, ADDED * self.far)
+            found = max(found, distance_of(slot) / limit if limit else -1.0)
+        return found
+
+
 class Carried:
     """What the last steps of optimizers gave, and the last calls got, of each rank."""
 
     def __init__(self) -> None:
         self._given: dict[int, _Given] = {}
         self._kept: dict[int, _StateSeen] = {}
+        self._gradients: dict[int, _Gradients] = {}
+
+    def gradient(self, task: Task, row: CallResult) -> float:
+        """See `Mark.gradient`."""
+        found = self._gradients.get(task.rank) or self._gradients.setdefault(task.rank, _Gradients())
+        return found.excess(task, row)
 
     def add(self, task: Task) -> None:
         """Note what a step of an optimizer gives."""
@@ -108,6 +154,8 @@ class Carried:
         found = self._strays(task, row)
         for slot in row.slots:
             if slot.origin == "state" and slot.role not in OUTPUT_ROLES:
+                if slot.reference is not None and (gradients := self._gradients.get(task.rank)) is not None:
+                    gradients.shapes.add(slot.reference.shape)
                 mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
                 marks = fingerprint(mine) if mine else None, fingerprint(theirs) if theirs else None
                 if None not in marks:  # a constant, without a digest, says nothing of what is the same
@@ -179,3 +227,22 @@ def unit_of(slot: SlotResult) -> float:
     """The larger u of the two sides; 0 where one has none."""
     a, b = slot.candidate, slot.reference
     return noise_unit(a.dtype, b.dtype) if a is not None and b is not None and a.dtype and b.dtype else 0.0
+
+
+def rms_of(slot: SlotResult) -> float:
+    """The root of the mean square of the reference, as far as the dump tells."""
+    side = slot.reference
+    count = math.prod(side.shape) if side is not None and side.shape is not None else 0
+    return side.l2 / math.sqrt(count) if side is not None and side.l2 is not None and count else 0.0
+
+
+def distance_of(slot: SlotResult) -> float:
+    """How far two tensors are apart: the largest element, or the largest of what statistics show."""
+    if slot.max_abs is not None:
+        return slot.max_abs
+    a, b = slot.candidate, slot.reference
+    if a is None or b is None:
+        return math.inf
+    pairs = ((a.min, b.min), (a.max, b.max), (a.mean, b.mean))
+    gaps = [abs(x - y) for x, y in pairs if x is not None and y is not None]
+    return max([*gaps, abs(rms_of(slot) - rms_of(msgspec.structs.replace(slot, reference=a)))], default=math.inf)

@@ -1,4 +1,4 @@
-"""What stands against saying that two programs are the same, where no call is accused."""
+"""What differs before a call computes, in form, state or data; and what else forbids to say that all is the same."""
 
 from __future__ import annotations
 
@@ -72,3 +72,46 @@ def _grown(marks: Sequence[Mark], unit: float, decisions: Collection[int]) -> di
             )
             return {m.number: Decision("inconclusive", "inherited", "growth", text)}
     return {}
+
+
+def other_order(mark: Mark, elsewhere: dict[int, Mark]) -> Decision | None:
+    """The candidate gets now what the reference gets at another time, or in another rank."""
+    there = elsewhere.get(mark.given[0]) if mark.given[0] else None
+    if there is None or there is mark:
+        return None
+    where = f"in step {there.step}" if there.step != mark.step else "at another call of the step"
+    rank = f" of rank {there.rank}" if there.rank != mark.rank else ""
+    text = f"it has what the reference has {where}{rank}: the order of the data differs"
+    return Decision("differs", "state", "data_order", text)
+
+
+def state_differs(mark: Mark, seen: set[int], connected: bool) -> Decision | None:
+    """A parameter, a buffer or data that no call has changed."""
+    if not mark.state or not (connected or mark.parameter):
+        return None
+    if mark.state in seen:
+        return Decision("differs", "inherited", None, "its state differs, as told above")
+    seen.add(mark.state)
+    return Decision("differs", "state", "state", "a parameter, a buffer or data differs before anything was computed")
+
+
+def unrecorded_differs(mark: Mark, seen: set[int], connected: bool, highest: float) -> Decision | None:
+    """An input that nobody gave and nothing holds; one that is no further off than the program already is, is its."""
+    if not mark.unrecorded or not connected or mark.unrecorded_level <= REWIRED * highest:
+        return None
+    if mark.unrecorded in seen:
+        return Decision("inconclusive", "inherited", None, "it gets what is told above, of unrecorded origin")
+    seen.add(mark.unrecorded)
+    text = "it gets another input, and no record tells from where: data, or the result of something that was not seen"
+    return Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
+
+
+def form_differs(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
+    """A shape, an argument that is no tensor, or a precision unlike that of the peers."""
+    if mark.shape:
+        return Decision("differs", "local", "shape", "a shape differs")
+    if mark.scalar:
+        return Decision("differs", "local", "scalar", "an argument that is no tensor differs")
+    if odd is not None and odd[0]:
+        return Decision("candidate_worse" if odd[0] > 0 else "candidate_better", "local", "dtype", odd[1])
+    return None

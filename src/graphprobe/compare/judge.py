@@ -51,6 +51,9 @@ OWN_DTYPE = "in the dtype of the tensor"
 SPLIT = 0.6
 """Share of the calls that must be there several times, with other shapes, for the batch of a step to count as split."""
 
+FAR_OFF = 64.0
+"""Units of noise from which data that is not of the first step is other data, and not what training made of it."""
+
 UNEVEN = 0
 """In place of the number of parts: two ranks of one number of ranks, whose parts need not be of one size."""
 
@@ -182,8 +185,8 @@ class Judge:
         self, task: Task, mine: CallSlot | None, theirs: CallSlot | None, made: tuple[int | None, int | None]
     ) -> SlotResult:
         if mine is not None and theirs is not None and mine.meta is not None and theirs.meta is not None:
-            shape = mine.meta.shape
-            if shape == theirs.meta.shape:
+            shape, other = mine.meta.shape, theirs.meta.shape
+            if shape == other or (task.candidate.direction == "backward" and math.prod(shape) == math.prod(other)):
                 dtypes = mine.meta.dtype, theirs.meta.dtype
                 role = role_of(task.candidate, mine)
                 origin = _origin(role, made, task.candidate.api, mine, theirs)
@@ -235,7 +238,8 @@ class Judge:
                 trouble = f"values could not be read: {error}"
                 self.problems[trouble] = self.problems.get(trouble, 0) + 1
             else:
-                if a.shape == b.shape and mine.sampled == theirs.sampled:
+                if a.size == b.size and mine.sampled == theirs.sampled:
+                    a, b = (a, b) if a.shape == b.shape else (a.reshape(-1), b.reshape(-1))
                     ends = (mine.stats, theirs.stats) if mine.stats is not None and theirs.stats is not None else None
                     return measure_values(a, b, dtypes, sampled=mine.sampled, threads=self._threads, ends=ends)
                 trouble = "samples of different size"
@@ -347,6 +351,11 @@ def _one_sided(
             fault, reason = "scalar", f"{slot.scalar.text} is given to the {side} only"
         elif slot.meta is not None:
             fault, reason = "shape", f"a tensor of shape {list(slot.meta.shape)} is given to the {side} only"
+    elif told and slot.role == "parameter" and task.candidate.kind == task.reference.kind == "optimizer":
+        fault, reason = "parameters", f"{slot.name.removeprefix('parameter.')} is stepped in the {side} only"
+        call = task.candidate if mine is not None else task.reference
+        tied = [s.name for s in call.slots if s is not slot and s.role == "parameter" and s.digest == slot.digest != ""]
+        reason += f"; it equals {tied[0].removeprefix('parameter.')}, and may have been tied to it" if tied else ""
     elif not told and inputs and slot.scalar is not None and not is_default(slot.scalar, slot.name):
         reason += ", and may be a default that the other format does not tell: not compared"
     elif of_node(slot.name):
@@ -377,13 +386,12 @@ def _origin(role: str, made: tuple[int | None, int | None], api: str, mine: Call
     """Where a value is from. A dump that does not tell what holds tensors leaves that to the names of arguments."""
     if UNWRITTEN in made:
         return "unwritten"
-    if role in ("parameter", "buffer"):
-        return "state"
     if role in OUTPUT_ROLES or role == "grad_output":
         return "computed"
+    named = role in ("parameter", "buffer")
     if made[0] is None or made[1] is None:
-        return ""
-    if (made[0] < 0 and mine.held) or (made[1] < 0 and theirs.held):
+        return "state" if named else ""
+    if (made[0] < 0 and (named or mine.held)) or (made[1] < 0 and (named or theirs.held)):
         return "state"
     if made[0] >= 0 or made[1] >= 0:
         return "computed"
@@ -410,6 +418,7 @@ def _filled(mine: CallSlot, theirs: CallSlot, role: str, m: Measures, origin: Or
         fault, reason = "wrong_value", reason or f"{m.unequal} elements differ by up to {m.max_abs or 0:g}"
     elif m.level and not reason:
         reason = f"largest error {m.max_abs or 0:.3g}, rms {m.level:.3g} and at most {m.z:.3g} units of noise"
+    strict = strict or (origin == "unrecorded" and (exact or m.level > FAR_OFF))
     if strict and m.basis != "none" and (m.unequal if same else not m.rounding):
         what = "differs though nothing has computed it" if same else "is not the other side's, rounded"
         if origin == "state":

@@ -8,12 +8,13 @@ the very inputs it got, that answer counts instead.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from graphprobe.compare.doubt import doubts
+from graphprobe.compare.doubt import doubts, form_differs, other_order, state_differs, unrecorded_differs
 from graphprobe.compare.marks import (
     GROWN,
     LARGE,
@@ -63,6 +64,13 @@ REGION_LARGE = 1 / 16
 REGION_STEP = 2.0
 """Units of noise, times the root of their number, by which the operations of a large compiled region may be off."""
 
+NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "growth")
+
+GRADIENTS = (
+    "the gradients that it gets differ by more than what backward calls gave: they were not set to zero, set to zero "
+    "or left out in between, or changed since, and no record shows by what"
+)
+
 SKIPPED, UNSURE, OK, WORSE = 1, 2, 3, 4
 
 
@@ -92,6 +100,7 @@ def locate(
     alike: bool = True,
     loose: Collection[int] = (),
     split: Collection[tuple[int, int]] = (),
+    complete: bool = True,
 ) -> Located:
     """Decides on every row.
 
@@ -105,9 +114,10 @@ def locate(
             side does not give.
         split: ranks and steps in which one side takes in several parts, one after the other, what the other takes at
             once: there, calls without a partner are parts, and only what they add up to can be compared.
+        complete: all that was recorded could be read, so that a step of an optimizer that is not there was not taken.
     """
     loose = frozenset(m.number for m in marks if m.number in loose and (m.rank, m.step) not in split)
-    walk = _Walk(marks, Places(marks, alike=alike), loose, split, connected)
+    walk = _Walk(marks, Places(marks, alike=alike), loose, split, connected, complete)
     for mark in marks:
         walk.pass_by(mark)
     result = walk.result
@@ -133,6 +143,8 @@ class _Walk:
         inside: of a module, what innocent modules inside it give.
         lacking: ranks in which a gradient is missing on one side: parameters are not changed by it.
         accused: ranks in which a cause was named.
+        after: of each rank, how far off weights may be after the last step of its optimizer.
+        drawn: ranks in which random numbers differ, so that what follows from them is no cause.
         other_numbers: ranks in which whole numbers differ, such as tokens, because of a cause.
     """
 
@@ -143,6 +155,7 @@ class _Walk:
         loose: Collection[int],
         split: Collection[tuple[int, int]],
         connected: bool,
+        complete: bool,
     ) -> None:
         self.result = Located()
         self.marks = marks
@@ -152,7 +165,7 @@ class _Walk:
         self.alone_of_ranks = len({m.rank for m in marks}) == 1
         self.together = inherited_by_collectives(marks, self.inherited)
         self.factors = _amplifications(marks, self.inherited)
-        self.odd = out_of_line([m for m in marks if not m.side])
+        self.odd = out_of_line([m for m in marks if not m.side], self._cast())
         self.elsewhere = steps_of_data(marks)
         self.recorded = recorded_inside(marks)
         self.in_parts = any(mark.part for mark in marks)
@@ -166,10 +179,25 @@ class _Walk:
         self.inside: dict[tuple[int, int, bool, int], float] = {}
         self.lacking: set[int] = set()
         self.other_numbers: set[int] = set()
+        self.drawn: set[int] = set()
+        self.after: dict[int, tuple[float, float]] = {}
+        self.other_parameters = {(m.rank, m.step) for m in marks if m.other_parameters}
+        self.stepped = {m.rank for m in marks if m.kind == "optimizer" and not m.side and places.alike and complete}
         self.seen_states: set[int] = set()
         self.seen_strays: set[tuple[int, int]] = set()
         self.seen_unrecorded: set[int] = set()
         self.accused: set[int] = set()
+
+    def _cast(self) -> dict[int, int]:
+        """Of forward calls, the side that alone converts what they get."""
+        found: dict[int, int] = {}
+        for mark in self.marks:
+            for _, *producers in mark.fed_alone if not mark.backward else ():
+                for side, place in enumerate(producers, start=1):
+                    source = self.places.at(mark, side, place) if place >= 0 else None
+                    if source is not None and source.side == side and source.cast:
+                        found[mark.number] = side
+        return found
 
     def pass_by(self, mark: Mark) -> None:
         """Decides on the next row."""
@@ -177,7 +205,10 @@ class _Walk:
             self.here, self.highest, self.top, self.alone = (mark.rank, mark.step), 0.0, 0.0, [0, 0, 0]
         if mark.side:
             self.alone[mark.side] += 1
-            if mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in self.loose:
+            loose = mark.side == 1 and mark.opposite >= 0 and not mark.consumed and mark.number in self.loose
+            if mark.kind == "optimizer" and mark.rank in self.stepped:
+                _accuse(mark, None, self.places, self.result, "a step of the optimizer that one side alone takes")
+            elif loose and mark.rank not in self.drawn:
                 _accuse(mark, None, self.places, self.result)
             return
         container = mark.kind == "module" and container_of(mark) in self.recorded and not mark.region.judged
@@ -185,6 +216,8 @@ class _Walk:
         decision = self._decision(mark, container)
         if decision is not None:
             self._decide(mark, decision)
+        if mark.kind == "optimizer":
+            self.after[mark.rank] = REWIRED * mark.level, REWIRED * mark.z
         if not container:
             self.highest, self.top = max(self.highest, mark.level), max(self.top, mark.z)
         if mark.kind == "module" and mark.modules and (decision is None or decision.kind is None):
@@ -195,19 +228,23 @@ class _Walk:
     def _decision(self, mark: Mark, container: bool) -> Decision | None:
         """The first rule that names a cause; else what the last rule that says anything says."""
         got = self._got(mark)
-        decision = self._from_elsewhere(mark, container)
+        drawn = mark.rank in self.drawn
+        decision = self._from_elsewhere(mark, container, drawn=drawn)
         if decision is None or decision.kind is None:
-            named = _data_order(mark, self.elsewhere) or self._strayed(mark)
-            named = named or _state(mark, self.seen_states, self.connected)
-            decision = named or _form(mark, self.odd.get(mark.number)) or decision
+            named = other_order(mark, self.elsewhere)
+            if not drawn:
+                named = named or self._strayed(mark) or state_differs(mark, self.seen_states, self.connected)
+            decision = named or self._formal(mark) or decision
         in_part = self.here in self.split and mark.kind != "optimizer"
         if decision is None and not container and not in_part:
             decision = _numbers(mark, got, self.factors.get(mark.group), self.result)
             if decision is not None and decision.blame == "local" and mark.collective and self.alone_of_ranks:
                 text = "it gives what other ranks gave to it, and the dumps are of one rank alone"
                 decision = Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
-        if decision is None or decision.kind is None:
-            decision = _unrecorded(mark, self.seen_unrecorded, self.connected, self.highest) or decision
+        if drawn and decision is not None and decision.kind in NUMERIC and WORSE not in mark.truths:
+            decision = Decision("inconclusive", "random", None, "random numbers that differ come before it")
+        elif not drawn and mark.gradient < 0 and (decision is None or decision.kind is None):
+            decision = unrecorded_differs(mark, self.seen_unrecorded, self.connected, self.highest) or decision
         if decision is not None and decision.kind == "shape" and self._fed_a_cause(mark):
             return Decision(decision.verdict, "inherited", None, "a call told above changed what its forward call gave")
         if decision is not None and mark.backward and (mark.rank, mark.step, mark.me) in self.formal:
@@ -231,17 +268,32 @@ class _Walk:
             got = Inherited(max(got.inherited, self.highest), max(got.z, self.highest), exact, got.classes)
         return got
 
-    def _from_elsewhere(self, mark: Mark, container: bool) -> Decision | None:
+    def _formal(self, mark: Mark) -> Decision | None:
+        """What differs in form; of what the program does with all parameters, as clipping, the optimizer tells."""
+        if mark.other_parameters and mark.rank not in self.lacking:
+            return Decision("differs", "structure", "parameters", "the optimizer steps a parameter on one side alone")
+        decision = form_differs(mark, self.odd.get(mark.number))
+        clipped = self.here in self.other_parameters and not (mark.modules or mark.backward)
+        if decision is not None and decision.kind == "shape" and clipped:
+            return Decision("differs", "inherited", None, "the optimizer steps other parameters, as told of it")
+        return decision
+
+    def _from_elsewhere(self, mark: Mark, container: bool, *, drawn: bool) -> Decision | None:
         """See `_entered`, which is asked until it has an answer: what follows in this rank and step follows from it."""
         # Of ranks that share a batch, the gradients are averaged before the step, which no record shows.
         averaged = self.in_parts and mark.kind == "optimizer"
         if container or averaged or self.here in self.entered:
             return None
         self.parted.update([self.here] if mark.part else [])
+        known = drawn or mark.rank in self.accused or self.in_parts or self.here in self.other_parameters
+        if not known and mark.gradient > (PEAK if max(self.alone) > REGION else 1.0):
+            self.entered.add(self.here)
+            return Decision("differs", "structure", "changed_unseen", GRADIENTS)
         region = REGION_NOISE if max(self.alone) > REGION or self.here in self.parted else REWIRED * FLAT
         floor, peak = region * mark.unit, region * PEAK * OWN * mark.unit
         floor, peak = max(REWIRED * self.highest, floor), max(REWIRED * self.top, peak)
-        decision = _entered(mark, self.places, floor, peak, self.result)
+        floor, peak = (math.inf, math.inf) if drawn else (floor, peak)
+        decision = _entered(mark, self.places, floor, peak, self.result, self.after.get(mark.rank, (0.0, 0.0)))
         if decision is not None:
             self.entered.add(self.here)
         return decision
@@ -288,6 +340,7 @@ class _Walk:
     def _decide(self, mark: Mark, decision: Decision) -> None:
         self.result.decisions[mark.number] = decision
         self.accused.update([] if decision.kind is None else [mark.rank])
+        self.drawn.update([mark.rank] if mark.random and decision.blame == "random" else [])
         self.other_numbers.update([mark.rank] if mark.exact_in or mark.exact_out else [])
         if decision.kind in ("scalar", "shape", "dtype"):
             self.formal.add((mark.rank, mark.step, mark.me))
@@ -328,9 +381,13 @@ def _accuse(lone: Mark, user: Mark | None, places: Places, result: Located, why:
     )
 
 
-def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Located) -> Decision | None:
+def _entered(
+    mark: Mark, places: Places, floor: float, peak: float, result: Located, stepped: tuple[float, float]
+) -> Decision | None:
     """An error that comes in by something else than what a paired call gave, and that is larger than `floor`, or of
     one element than `peak`.
+
+    stepped: the same two for what the last step of the optimizer makes of noise, where a weight came in.
 
     What came in must have come from a call without a partner; or something has changed a value in between, which no
     record shows.
@@ -349,9 +406,10 @@ def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Loca
         return Decision("differs", "structure", "lost_gradient", f"the {side} computes no gradient of an argument")
     floor *= 1.0 if mark.values else STATISTICS
     for level, z, mine, theirs in mark.wired:
-        passed = max(places.lone_above(mark, side, p, most=REGION) for side, p in ((1, mine), (2, theirs))) - 1
-        noise = min(OWN * max(0, passed), REGION_NOISE) * mark.unit
-        if level <= max(floor, noise) and z <= max(peak, PEAK * OWN * noise):
+        above = [places.lone_above(mark, side, p, most=REGION) for side, p in ((1, mine), (2, theirs))]
+        noise = min(OWN * max(0, max(map(len, above)) - 1), REGION_NOISE) * mark.unit
+        weights = stepped if any(one.parameter for one in itertools.chain(*above)) else (0.0, 0.0)
+        if level <= max(floor, noise, weights[0]) and z <= max(peak, PEAK * OWN * noise, weights[1]):
             continue
         producer = places.at(mark, 1, mine) if mine >= 0 else None
         other = places.at(mark, 2, theirs) if theirs >= 0 else None
@@ -373,52 +431,13 @@ def _entered(mark: Mark, places: Places, floor: float, peak: float, result: Loca
         if producer is not None and other is not None:
             if producer.side or other.side:
                 continue
-            return Decision("differs", "structure", "moved_call", "it gets the result of another call")
+            text = f"it gets {'another result of the same call' if producer is other else 'the result of another call'}"
+            return Decision("differs", "structure", "moved_call", text)
         source = producer if producer is not None else other
         if source is not None and not source.side:
             side_name = "reference" if producer is not None else "candidate"
             text = f"in the {side_name}, what it gets was changed after a call gave it, and no record shows by what"
             return Decision("differs", "structure", "changed_unseen", text, after=source.number, before=mark.number)
-    return None
-
-
-def _data_order(mark: Mark, elsewhere: dict[int, tuple[int, int]]) -> Decision | None:
-    """The candidate gets now what the reference gets at another time, or in another rank."""
-    there = elsewhere.get(mark.given[0]) if mark.given[0] else None
-    if there is None or there == (mark.rank, mark.step):
-        return None
-    rank = f" of rank {there[0]}" if there[0] != mark.rank else ""
-    text = f"it has what the reference has in step {there[1]}{rank}: the order of the data differs"
-    return Decision("differs", "state", "data_order", text)
-
-
-def _state(mark: Mark, seen: set[int], connected: bool) -> Decision | None:
-    if not mark.state or not (connected or mark.parameter):
-        return None
-    if mark.state in seen:
-        return Decision("differs", "inherited", None, "its state differs, as told above")
-    seen.add(mark.state)
-    return Decision("differs", "state", "state", "a parameter, a buffer or data differs before anything was computed")
-
-
-def _unrecorded(mark: Mark, seen: set[int], connected: bool, highest: float) -> Decision | None:
-    """An input that nobody gave and nothing holds; one that is no further off than the program already is, is its."""
-    if not mark.unrecorded or not connected or mark.unrecorded_level <= REWIRED * highest:
-        return None
-    if mark.unrecorded in seen:
-        return Decision("inconclusive", "inherited", None, "it gets what is told above, of unrecorded origin")
-    seen.add(mark.unrecorded)
-    text = "it gets another input, and no record tells from where: data, or the result of something that was not seen"
-    return Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
-
-
-def _form(mark: Mark, odd: tuple[int, str] | None) -> Decision | None:
-    if mark.shape:
-        return Decision("differs", "local", "shape", "a shape differs")
-    if mark.scalar:
-        return Decision("differs", "local", "scalar", "an argument that is no tensor differs")
-    if odd is not None and odd[0]:
-        return Decision("candidate_worse" if odd[0] > 0 else "candidate_better", "local", "dtype", odd[1])
     return None
 
 
@@ -553,7 +572,8 @@ def _join(marks: Sequence[Mark], result: Located) -> None:
         if decision is None or decision.kind is None:
             continue
         weights = decision.kind == "state" and m.parameter
-        number = first.setdefault((decision.kind, decision.verdict, "weights" if weights else m.spot), m.number)
+        spot = "weights" if weights else "data" if decision.kind == "data_order" else m.spot
+        number = first.setdefault((decision.kind, decision.verdict, spot), m.number)
         if number != m.number:
             result.also.setdefault(number, []).append(m.number)
             why = "other weights, as told above" if weights else "the cause told above, from the same line"

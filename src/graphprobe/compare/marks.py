@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from graphprobe.compare.cancellation import cancelled
-from graphprobe.compare.carried import Stray
+from graphprobe.compare.carried import GRADIENT_NOISE, Stray, distance_of, rms_of
 from graphprobe.compare.judge import Task
 from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
@@ -43,9 +43,6 @@ says that two programs are the same."""
 OWN = 4.0
 """Noise, rms of z, that any operation may add."""
 
-GRADIENT_NOISE = 64.0
-"""Times u and the rms of the largest gradient of a step, by which the gradient of a parameter may be off."""
-
 SUM = 2.0
 """Times sqrt(K)·u_acc/u, what a sum over K terms may add."""
 
@@ -73,7 +70,11 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         part: something of it is a part of what the other side has otherwise.
         scalar, shape, random, values: flags. `undefined`: it reads memory that nobody has written to, and does not
             overwrite all of it.
+        gradient: of gradients that it gets after backward calls, and that no call is known to give, how far they are
+            apart, in units of what those calls explain; −1 without any.
+        other_parameters: a step of an optimizer that has a parameter on one side alone.
         kept: it gives back what it got.
+        cast: it is a call without a partner that converts to another dtype.
         spot: hash of operation, direction and line of the program; what is wrong at one spot has one cause.
         given: hashes of what the candidate and the reference got from outside, or drew, where that differs.
         lost: of a backward, gradients that one side lacks: 1 the candidate, 2 the reference, and the hash of the
@@ -128,7 +129,10 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     nothing: bool = False
     part: bool = False
     moved: bool = False
+    gradient: float = -1.0
+    other_parameters: bool = False
     kept: bool = False
+    cast: bool = False
     consumed: bool = False
     truths: tuple[Truth, Truth] = (0, 0)
     dtypes: tuple[str, ...] = ()
@@ -386,33 +390,15 @@ def grown(mark: Mark, unit: float) -> float:
 
 def _stepped(slots: tuple[SlotResult, ...]) -> tuple[tuple[float, float], ...]:
     before = {slot.name.removeprefix("grad_parameter."): slot for slot in slots if slot.role == "grad_output"}
-    largest = max((_rms(slot) for slot in before.values()), default=0.0)
+    largest = max((rms_of(slot) for slot in before.values()), default=0.0)
     found = []
     for slot in slots:
         gradient = before.get(slot.name.removeprefix("output."))
         a, b = slot.candidate, slot.reference
         if slot.role in OUTPUT_ROLES and slot.level and a is not None and b is not None:
-            apart = _distance(gradient) / largest if gradient is not None and largest else math.inf
+            apart = distance_of(gradient) / largest if gradient is not None and largest else math.inf
             found.append((apart, noise_unit(a.dtype, b.dtype) * slot.level))
     return tuple(found)
-
-
-def _rms(slot: SlotResult) -> float:
-    side = slot.reference
-    count = math.prod(side.shape) if side is not None and side.shape is not None else 0
-    return side.l2 / math.sqrt(count) if side is not None and side.l2 is not None and count else 0.0
-
-
-def _distance(slot: SlotResult) -> float:
-    """How far two tensors are apart: the largest element, or the largest of what statistics show."""
-    if slot.max_abs is not None:
-        return slot.max_abs
-    a, b = slot.candidate, slot.reference
-    if a is None or b is None:
-        return math.inf
-    pairs = ((a.min, b.min), (a.max, b.max), (a.mean, b.mean))
-    gaps = [abs(x - y) for x, y in pairs if x is not None and y is not None]
-    return max([*gaps, abs(_rms(slot) - _rms(msgspec.structs.replace(slot, reference=a)))], default=math.inf)
 
 
 def _add_fault(mark: Mark, slot: SlotResult, call: Call, unit: float) -> None:
@@ -421,6 +407,7 @@ def _add_fault(mark: Mark, slot: SlotResult, call: Call, unit: float) -> None:
     exact = not _float(slot.reference.dtype if slot.reference else "")
     mark.scalar = mark.scalar or fault == "scalar"
     mark.shape = mark.shape or fault == "shape"
+    mark.other_parameters = mark.other_parameters or fault == "parameters"
     if fault == "state":
         mark.state = hash((slot.reference, slot.candidate))
         held = any(s.held for s in call.slots if s.name == slot.name)

@@ -42,6 +42,7 @@ class Outline:
         producers: for each slot of each call, the position of the call that gave this value, or `UNKNOWN` or
             `UNWRITTEN`; `first` has where a call's slots begin. What a module gives was given by a call inside it, if
             that was recorded.
+        sources: for each slot of each call, as which of its results, from 0, that call gave the value; -1 unless known.
         outputs_kept: whether the call gives back, bit for bit, something it got.
         used: for each slot of each call, whether a later call of the outline got the value that it gave, or gave the
             same value again. A gradient of what another call gave counts as used: autograd adds it to others.
@@ -58,6 +59,7 @@ class Outline:
     steps: bytearray = field(default_factory=bytearray)
     first: array[int] = field(default_factory=lambda: array("q", [0]))
     producers: array[int] = field(default_factory=lambda: array("i"))
+    sources: array[int] = field(default_factory=lambda: array("i"))
     used: bytearray = field(default_factory=bytearray)
     outputs_kept: bytearray = field(default_factory=bytearray)
     consumed: bytearray = field(default_factory=bytearray)
@@ -69,6 +71,10 @@ class Outline:
     def producers_of(self, number: int) -> array[int]:
         """The producers of a call's slots, in order."""
         return self.producers[self.first[number] : self.first[number + 1]]
+
+    def source_of(self, number: int, slot: int) -> int:
+        """As which of its results a call gave the value of a slot of the call of this number."""
+        return self.sources[self.first[number] + slot]
 
     def used_of(self, number: int) -> bytearray:
         """Whether each of a call's slots was used, in order."""
@@ -131,7 +137,7 @@ class _Sketch:
     """An outline in the making. Values are known by the hashes of their fingerprints.
 
     Attributes:
-        last: of each value, the call that gave it last, which slot, and the module of that call.
+        last: of each value, the call that gave it last, which slot, which of its results, and the module of that call.
         unwritten: values that memory had before anybody wrote to it.
         held: of a forward call, the names of the gradients of what the program holds.
         around: of a slot, those of the modules that give the same value to the outside.
@@ -140,7 +146,7 @@ class _Sketch:
 
     def __init__(self) -> None:
         self.result = Outline()
-        self.last: dict[int, tuple[int, int, str]] = {}
+        self.last: dict[int, tuple[int, int, int, str]] = {}
         self.unwritten: set[int] = set()
         self.held: dict[object, frozenset[str]] = {}
         self.around: dict[int, list[int]] = {}
@@ -157,7 +163,7 @@ class _Sketch:
         given: list[tuple[int, ...]] = []
         passes, garbled, kept = gives_alias(call), False, True
         for place, slot in enumerate(call.slots, start=len(producers)):
-            role, meta, producer = slot.role, slot.meta, UNKNOWN
+            role, meta, producer, source = slot.role, slot.meta, UNKNOWN, -1
             gives = role in OUTPUT_ROLES and not (optimizer and role == "grad_parameter")  # see `role_of`
             if meta is not None:
                 shapes.append(meta.shape)
@@ -181,14 +187,15 @@ class _Sketch:
                     if not known or key in met:
                         self.stale.meet(key, place, bool(slot.held) or not (passes or spent), spent)
                     if known and producer != UNWRITTEN:
-                        producer, fed = self._take(key), 1
+                        (producer, source), fed = self._take(key), 1
             producers.append(producer)
+            result.sources.append(source)
             used.append(leaves is not None and role == "grad_input" and slot.name not in leaves)
         result.fed += fed
         for key, place in outputs:
             if key in met or (garbled and key not in last):
                 self.stale.meet(key, place, not (passes or garbled), spent=False)
-            self._give(key, place, call, number)
+            self._give(key, (place, place - outputs[0][1]), call, number)
             kept = kept and key in inputs
         _add_names(result, call, tuple(shapes), tuple(given))
         result.first.append(len(producers))
@@ -214,22 +221,23 @@ class _Sketch:
             self.unwritten.add(key)
         return producer
 
-    def _take(self, key: int) -> int:
-        """A call gets the value: who gave it."""
-        producer, place, _ = self.last[key]
+    def _take(self, key: int) -> tuple[int, int]:
+        """A call gets the value: who gave it, and as which of its results."""
+        producer, place, source, _ = self.last[key]
         self.result.consumed[producer] = 1
         self._use(place)
-        return producer
+        return producer, source
 
-    def _give(self, key: int, place: int, call: Call, number: int) -> None:
-        """A call gives the value, be it again."""
+    def _give(self, key: int, at: tuple[int, int], call: Call, number: int) -> None:
+        """A call gives the value, be it again, in a slot that is the n-th of its results."""
+        place, source = at
         if key in self.last:
-            _, before, module = self.last[key]
+            _, before, _, module = self.last[key]
             self._use(before)
             if call.kind == "module" and _inside(module, call.module):
                 self.around.setdefault(before, []).append(place)
                 return
-        self.last[key] = number, place, call.module
+        self.last[key] = number, place, source, call.module
 
     def _use(self, place: int) -> None:
         for each in (place, *self.around.get(place, ())):

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from graphprobe.compare.align import Alignment
+from graphprobe.compare.carried import unit_of
 from graphprobe.compare.judge import Judge, Task
-from graphprobe.compare.measures import noise_unit
+from graphprobe.compare.measures import HUGE, noise_unit
 from graphprobe.compare.naming import canonical
-from graphprobe.compare.outline import OUTPUT_ROLES, UNWRITTEN, Outline
+from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, Outline
 from graphprobe.compare.randomness import draws
+from graphprobe.compare.result import CallResult, SlotResult
 from graphprobe.compare.slots import same_names
 from graphprobe.store.calls import Call, CallDump, CallSlot
 
@@ -262,3 +264,60 @@ class Ends:
         if measured.basis == "none" or measured.mismatched:
             return False
         return measured.level <= NOISE if noise_unit(a.meta.dtype, b.meta.dtype) else not measured.unequal
+
+
+def _producers(task: Task) -> tuple[dict[str, int], dict[str, int]]:
+    """By the names of slots, for either side."""
+    return (
+        {slot.name: by for slot, by in zip(task.candidate.slots, task.producers[0], strict=True)},
+        {slot.name: by for slot, by in zip(task.reference.slots, task.producers[1], strict=True)},
+    )
+
+
+def wires_of(plan: Plan, task: Task, row: CallResult) -> tuple[tuple[float, float, int, int], ...]:
+    """Inputs that differ and whose producers are not each other's partners.
+
+    Of a gradient that comes in, both may be unknown: it is the sum of what several calls gave. An argument whose
+    producer is unknown on both sides is of unrecorded origin, see `_unrecorded`.
+    """
+    differing = [slot for slot in row.slots if (slot.level > 0 or slot.fault) and slot.role not in OUTPUT_ROLES]
+    if not differing:
+        return ()
+    mine, theirs = _producers(task)
+    found = []
+    for slot in differing:
+        if slot.origin in ("state", "unwritten"):
+            continue
+        a, b = mine.get(slot.name, UNKNOWN), theirs.get(slot.reference_name or slot.name, UNKNOWN)
+        if UNWRITTEN in (a, b) or (
+            a >= 0 and b >= 0 and plan.alignment.partner[a] == b and _same_result(plan, task, slot)
+        ):
+            continue
+        if a >= 0 or b >= 0 or slot.role == "grad_output":
+            unit = unit_of(slot)
+            found.append((HUGE if slot.fault else slot.level * unit, slot.z * unit, a, b))
+    return tuple(found)
+
+
+def _same_result(plan: Plan, task: Task, slot: SlotResult) -> bool:
+    """Whether a value that partners gave is the same of their results on both sides."""
+    names, calls, found = (slot.name, slot.reference_name or slot.name), (task.candidate, task.reference), []
+    for outline, place, call, name in zip(plan.outlines, task.places, calls, names, strict=True):
+        at = next((i for i, one in enumerate(call.slots) if one.name == name), -1)
+        found.append(outline.source_of(place, at) if at >= 0 else -1)
+    return -1 in found or found[0] == found[1]
+
+
+def fed_alone_of(plan: Plan, task: Task) -> tuple[tuple[int, int, int], ...]:
+    """Inputs, different or not, that a call without a partner gave: name, and producers."""
+    partner, back = plan.alignment.partner, plan.alignment.back
+    ours, others = task.producers
+    if not [a for a in ours if a >= 0 and partner[a] < 0] and not [b for b in others if b >= 0 and back[b] < 0]:
+        return ()
+    mine, theirs = _producers(task)
+    found = []
+    for name in mine.keys() | theirs.keys():
+        a, b = mine.get(name, UNKNOWN), theirs.get(name, UNKNOWN)
+        if (a >= 0 and partner[a] < 0) or (b >= 0 and back[b] < 0):
+            found.append((hash(name), a, b))
+    return tuple(found)

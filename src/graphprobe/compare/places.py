@@ -57,18 +57,17 @@ class Places:
             mark = before
             found = found if before.kept else before
 
-    def lone_above(self, mark: Mark, side: int, position: int, *, most: int) -> int:
-        """How many calls without a partner that change what they get the value of a position went through, up to
-        `most`."""
-        found: set[int] = set()
+    def lone_above(self, mark: Mark, side: int, position: int, *, most: int) -> list[Mark]:
+        """The calls without a partner that change what they get the value of a position went through, up to `most`."""
+        found: dict[int, Mark] = {}
         open_ends = [position]
         while open_ends and len(found) < most:
             one = self.at(mark, side, open_ends.pop())
             if one is None or one.side != side or one.number in found:
                 continue
-            found.update(() if one.kept else (one.number,))
+            found.update({} if one.kept else {one.number: one})
             open_ends.extend(p for *_, a, b in one.wired if 0 <= (p := max(a, b)) < one.position)
-        return len(found)
+        return list(found.values())
 
     def before(self, mark: Mark) -> Mark | None:
         """The last paired call before a row, of its direction."""
@@ -102,10 +101,10 @@ def recorded_inside(marks: Sequence[Mark]) -> set[tuple[int, int, bool, int]]:
     return found
 
 
-def steps_of_data(marks: Sequence[Mark]) -> dict[int, tuple[int, int]]:
-    """Rank and step in which the reference first got a value from outside, or drew it, of those that differ."""
-    found: dict[int, tuple[int, int]] = {}
+def steps_of_data(marks: Sequence[Mark]) -> dict[int, Mark]:
+    """The row in which the reference first got a value from outside, or drew it, of those that differ."""
+    found: dict[int, Mark] = {}
     for m in marks:
         if m.given[1]:
-            found.setdefault(m.given[1], (m.rank, m.step))
+            found.setdefault(m.given[1], m)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from graphprobe.compare.marks import Mark
 from graphprobe.numerics.dtypes import DTYPES
@@ -28,12 +28,16 @@ def coarsest(marks: Iterable[Mark]) -> float:
     return max((_roundoff(name) for pair in precision_of(marks) for name in pair.split(">")), default=0.0)
 
 
-def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
+def out_of_line(marks: Sequence[Mark], cast: Mapping[int, int]) -> dict[int, tuple[int, str]]:
     """Calls in another precision than their peers.
 
     A pair of dtypes is out of line where at least `FEW` calls of the same operation have a custom, a pair that
-    `CUSTOM` of them share, and this pair is rare among them; or, for an operation with fewer calls, where the
-    candidate's dtype is coarser than everything else that the program has for this dtype of the reference.
+    `CUSTOM` of them share, and this pair is rare among them; where the candidate's dtype is coarser than everything
+    else that the program has for this dtype of the reference; or where one side alone converts what the call gets,
+    though most of the program is as precise as on the other side.
+
+    Args:
+        cast: by number of the row, the side that alone converts what the call gets: 1 the candidate, 2 the reference.
 
     Returns:
         by number of the row: 1 where the candidate is the coarser, −1 where the reference is, 0 where the call is
@@ -54,9 +58,14 @@ def out_of_line(marks: Sequence[Mark]) -> dict[int, tuple[int, str]]:
         family = families[mark.family]
         total = family.total()
         custom, most = family.most_common(1)[0]
-        if total >= FEW:
-            if mine != custom and most >= CUSTOM * total and family[mine] <= max(1, RARE * total):
-                found[mark.number] = _compared(mine, custom)
+        if total >= FEW and mine != custom and most >= CUSTOM * total and family[mine] <= max(1, RARE * total):
+            found[mark.number] = _compared(mine, custom)
+            continue
+        side = cast.get(mark.number, 0)
+        converted = [pair for pair in mine if side and _coarser(pair, side) and _unusual(pair, whole, side)]
+        if converted:
+            text = f"{_words(converted)}, which one side alone converts to, unlike most of the program"
+            found[mark.number] = (1 if side == 1 else -1), text
             continue
         odd = [pair for pair in mine if not _same(pair) and _coarser_than_all(pair, whole)]
         if odd:
@@ -81,6 +90,19 @@ def _compared(mine: frozenset[str], custom: frozenset[str]) -> tuple[int, str]:
 
 def _coarsest(pairs: Iterable[str], side: int) -> float:
     return max((_roundoff(pair.split(">")[side]) for pair in pairs), default=0.0)
+
+
+def _coarser(pair: str, side: int) -> bool:
+    """Whether the candidate's dtype, 1, or the reference's, 2, is the coarser one."""
+    reference, candidate = map(_roundoff, pair.split(">"))
+    return candidate > reference if side == 1 else reference > candidate
+
+
+def _unusual(pair: str, whole: Counter[str], side: int) -> bool:
+    """Whether most values that have the finer dtype on the other side have it on both."""
+    finer = pair.split(">")[side - 1]
+    others = sum(n for p, n in whole.items() if p.split(">")[side - 1] == finer and not _same(p))
+    return whole[f"{finer}>{finer}"] > others
 
 
 def _coarser_than_all(pair: str, whole: Counter[str]) -> bool:

@@ -32,6 +32,7 @@ FindingKind = Literal[
     "moved_call",
     "changed_unseen",
     "lost_gradient",
+    "parameters",
     "data_order",
     "unrecorded_origin",
     "unpaired",

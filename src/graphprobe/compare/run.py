@@ -13,15 +13,16 @@ import msgspec
 
 from graphprobe.compare.align import align
 from graphprobe.compare.bitwise import hold_to_bits
-from graphprobe.compare.carried import Carried, slot_named, unit_of
+from graphprobe.compare.carried import Carried, slot_named
 from graphprobe.compare.judge import Judge, Task, name_of, split_between
 from graphprobe.compare.locate import Located, locate
 from graphprobe.compare.marks import Decision, Mark, family_of, mark_of, me_of, modules_of, spot_of
-from graphprobe.compare.measures import HUGE
+from graphprobe.compare.naming import canonical
 from graphprobe.compare.options import Options, with_jobs
-from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint, outline_from_calls
-from graphprobe.compare.pairing import Ends, Lone, Plan, StepCalls
+from graphprobe.compare.outline import OUTPUT_ROLES, fingerprint, outline_from_calls
+from graphprobe.compare.pairing import CASTS, Ends, Lone, Plan, StepCalls, fed_alone_of, wires_of
 from graphprobe.compare.precision import precision_of
+from graphprobe.compare.randomness import draws
 from graphprobe.compare.result import (
     UNDECIDED_KINDS,
     CallName,
@@ -57,6 +58,7 @@ UNDECIDED_LISTED = 20
 """Of those, findings that accuse nobody."""
 
 
+ADVICE = "Seed both runs alike; of compiled code, set torch._inductor.config.fallback_random = True in both"
 STATISTICS_ONLY = "compared by statistics only: a fault that doesn't change min, max, mean or L2 norm goes unnoticed"
 SYSTEMATIC = "no element is beyond its noise; their statistics are: the error is the same for many elements"
 
@@ -145,7 +147,15 @@ def _compared(candidate: CallDump, reference: CallDump, chosen: Options) -> Comp
     try:
         for place in work.places():
             work.step(place, spool)
-        located = locate(work.marks, connected=work.connected, alike=judge.alike, loose=work.loose(), split=work.split)
+        complete = not (candidate.problems() or reference.problems())
+        located = locate(
+            work.marks,
+            connected=work.connected,
+            alike=judge.alike,
+            loose=work.loose(),
+            split=work.split,
+            complete=complete,
+        )
         comparison = Comparison(work.summary(located), spool, located.decisions)
         work.finish(comparison, located)
     except BaseException:
@@ -275,11 +285,12 @@ class _Work:
         self.ends.add_pair(task)
         mark = mark_of(task, row)
         place = task.places
-        mark.wired = _wires(plan, task, row)
+        mark.wired = wires_of(plan, task, row)
+        mark.gradient = self.carried.gradient(task, row)
         mark.strays = self.carried.strays(task, row)
         if task.candidate.kind == "optimizer":
             self.carried.add(task)
-        mark.fed_alone = _fed_alone(plan, task)
+        mark.fed_alone = fed_alone_of(plan, task)
         mark.given = _given(task, row, random=mark.random)
         mark.consumed = bool(plan.outlines[0].consumed[place[0]])
         mark.position, mark.partner = place
@@ -327,6 +338,9 @@ class _Work:
             opposite=lone.opposite,
             consumed=lone.consumed,
             kept=lone.kept,
+            random=draws(lone.call),
+            parameter=any(slot.held for slot in lone.call.slots),
+            cast=canonical(lone.call.api) in CASTS,
             wired=tuple((0.0, 0.0, p, -1) for p in lone.producers if p >= 0),
         )
         return row, mark
@@ -348,6 +362,7 @@ class _Work:
             notes.append(
                 f"{len(located.random)} calls draw random numbers that differ; what follows from them is not judged"
             )
+            notes.append(ADVICE)
         if located.unwritten:
             notes.append(f"{len(located.unwritten)} calls read uninitialized memory, and give different results")
         if located.unsure:
@@ -406,58 +421,12 @@ class _Work:
         return any(self._by_basis[basis] for basis in ("digest", "values", "sample", "statistics"))
 
 
-def _producers(task: Task) -> tuple[dict[str, int], dict[str, int]]:
-    """By the names of slots, for either side."""
-    return (
-        {slot.name: by for slot, by in zip(task.candidate.slots, task.producers[0], strict=True)},
-        {slot.name: by for slot, by in zip(task.reference.slots, task.producers[1], strict=True)},
-    )
-
-
-def _wires(plan: Plan, task: Task, row: CallResult) -> tuple[tuple[float, float, int, int], ...]:
-    """Inputs that differ and whose producers are not each other's partners.
-
-    Of a gradient that comes in, both may be unknown: it is the sum of what several calls gave. An argument whose
-    producer is unknown on both sides is of unrecorded origin, see `_unrecorded`.
-    """
-    differing = [slot for slot in row.slots if (slot.level > 0 or slot.fault) and slot.role not in OUTPUT_ROLES]
-    if not differing:
-        return ()
-    mine, theirs = _producers(task)
-    found = []
-    for slot in differing:
-        if slot.origin in ("state", "unwritten"):
-            continue
-        a, b = mine.get(slot.name, UNKNOWN), theirs.get(slot.reference_name or slot.name, UNKNOWN)
-        if UNWRITTEN in (a, b) or (a >= 0 and b >= 0 and plan.alignment.partner[a] == b):
-            continue
-        if a >= 0 or b >= 0 or slot.role == "grad_output":
-            unit = unit_of(slot)
-            found.append((HUGE if slot.fault else slot.level * unit, slot.z * unit, a, b))
-    return tuple(found)
-
-
 def _lost_result(task: Task, row: CallResult) -> str:
     """Why a result of a call could not be compared, where a dump says why it has none; empty where all could."""
     sides = task.candidate.slots, task.reference.slots
     lost = {slot.name: slot.missing for slots in sides for slot in slots if slot.missing and slot.role in OUTPUT_ROLES}
     names = [s.name for s in row.slots if s.name in lost and s.basis == "none" and not s.fault] if lost else []
     return lost[names[0]] if names else ""
-
-
-def _fed_alone(plan: Plan, task: Task) -> tuple[tuple[int, int, int], ...]:
-    """Inputs, different or not, that a call without a partner gave: name, and producers."""
-    partner, back = plan.alignment.partner, plan.alignment.back
-    ours, others = task.producers
-    if not [a for a in ours if a >= 0 and partner[a] < 0] and not [b for b in others if b >= 0 and back[b] < 0]:
-        return ()
-    mine, theirs = _producers(task)
-    found = []
-    for name in mine.keys() | theirs.keys():
-        a, b = mine.get(name, UNKNOWN), theirs.get(name, UNKNOWN)
-        if (a >= 0 and partner[a] < 0) or (b >= 0 and back[b] < 0):
-            found.append((hash(name), a, b))
-    return tuple(found)
 
 
 def _given(task: Task, row: CallResult, *, random: bool) -> tuple[int, int]:
@@ -497,7 +466,7 @@ def found_at(comparison: Comparison, number: int, kind: str, located: Located) -
     """The finding of one row, with its neighbours and the other calls of the same cause."""
     decision = located.decisions[number]
     finding = finding_of(comparison.row(number), kind)
-    around = [_name(comparison, n) for n in (decision.after, decision.before)]
+    around = [_name(comparison, n, finding) for n in (decision.after, decision.before)]
     evidence = list(finding.evidence)
     changes: dict[str, CallName] = {}
     if decision.instead >= 0:
@@ -517,24 +486,18 @@ def found_at(comparison: Comparison, number: int, kind: str, located: Located) -
             calls = "nothing was recorded that could have changed the value"
         evidence.insert(1, f"between {around[0]} and {around[1]}, {calls}")
     also = located.also.get(number, [])
-    names = []
-    for n in also[:ALSO]:
-        row = comparison.row(n)
-        place = [
-            f"step {row.step}" if row.step != finding.step else "",
-            f"rank {row.rank}" if row.rank != finding.rank else "",
-        ]
-        where = ", ".join(part for part in place if part)
-        names.append(f"{_name(comparison, n)}{f' in {where}' if where else ''}")
-    return msgspec.structs.replace(
-        finding, evidence=tuple(evidence), also=tuple(names), also_count=len(also), **changes
-    )
+    names = tuple(_name(comparison, n, finding) for n in also[:ALSO])
+    return msgspec.structs.replace(finding, evidence=tuple(evidence), also=names, also_count=len(also), **changes)
 
 
-def _name(comparison: Comparison, number: int) -> str:
+def _name(comparison: Comparison, number: int, finding: WrongCall) -> str:
+    """The label of the call of a row, and where it is, unless in the step and rank of the finding."""
     row = comparison.row(number) if number >= 0 else None
     call = (row.candidate or row.reference) if row is not None else None
-    return call.label if call is not None else ""
+    if row is None or call is None:
+        return ""
+    place = [f"step {row.step}"] * (row.step != finding.step) + [f"rank {row.rank}"] * (row.rank != finding.rank)
+    return call.label + f" in {', '.join(place)}" * bool(place)
 
 
 def finding_of(row: CallResult, kind: str) -> WrongCall:

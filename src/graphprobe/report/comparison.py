@@ -53,10 +53,11 @@ DIFFERENCES_IN_WORDS = {
     "replaced_call": "stands where the reference calls another operation",
     "extra_call": "is called by the candidate only, and changes what follows",
     "missing_call": "is called by the reference only, and changes what follows",
-    "moved_call": "is called in another order, and gets another input",
+    "moved_call": "gets another input: it is called in another order, or wired to another result",
     "changed_unseen": "gets a value that was changed in between, and no record shows by what",
     "lost_gradient": "gives a gradient on one side only",
-    "data_order": "has data that the other side has in another step",
+    "parameters": "steps a parameter that the other side does not step",
+    "data_order": "has data that the other side has at another call",
     "unpaired": "gives something that the other side does not give, and that nothing recorded uses",
     "growth": "gives a result that is too far off to be noise, though no call is to blame",
     "unrecorded_origin": "gets another input, and no record tells from where",
@@ -162,8 +163,12 @@ def print_end(
         call = call_of(finding)
         told = "call" if _undecided(finding) else "first"
         facts.append((told, f"{call.label} {what_is_wrong(finding)}"))
-        facts.append(("where", " in ".join(part for part in (call.source, call.module) if part)))
+        at = ", ".join(f"{name} {n}" for name, n in (("step", finding.step), ("rank", finding.rank)) if n)
+        place = " in ".join(part for part in (call.source, call.module) if part)
+        facts.append(("where", ", ".join(part for part in (place, at) if part)))
         follow = ["graphprobe", "parse", candidate if finding.candidate is not None else reference, call.label]
+        follow += ["--step", str(finding.step)]
+        follow += ["--rank", str(finding.rank)] if finding.candidate is not None else []
     print_closing(f"{word}: {said}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
 
 

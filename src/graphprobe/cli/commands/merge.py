@@ -24,7 +24,10 @@ DIFFER = ("differs", "changed_unseen")
 @click.command(cls=JsonCommand)
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR...")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the index. Default: above DIR."
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the index. Default: above DIR; DIR-ranks of one.",
 )
 @click.option("--force", is_flag=True, help="Overwrite an index that exists.")
 @json_option
@@ -53,7 +56,8 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     opened = {folder: open_dump(folder) for folder in folders}
     by_rank = _by_rank(folders, opened)
     base = out if out is not None else Path(os.path.commonpath([f.absolute() for f in folders]))
-    base = base if out is not None or len(folders) > 1 else folders[0].absolute().parent
+    if out is None and len(folders) == 1:
+        base = base.with_name(f"{base.name}-ranks")
     index = base / MERGED
     if index.exists() and not force:
         raise UsageError(f"{index} exists already", hint="pass --force to overwrite it, or --out for another folder")

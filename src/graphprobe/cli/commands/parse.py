@@ -27,7 +27,8 @@ def command(
     """Print the stack, the statistics and the values of the call CALL of a DUMP in any format that compare reads.
 
     CALL is a label such as linear.3.forward, or #N for the call in position N. The beginning of a label up to a dot
-    or an underscore gives all that begin so: linear.3 and 21_Torch_norm give forward and backward.
+    or an underscore gives all that begin so: nn.functional.linear.3 and 21_Torch_norm give forward and backward. Where
+    none does, the labels count that go on so after a dot: linear.3.
 
     \b
     Examples:
@@ -41,7 +42,8 @@ def command(
     from graphprobe.store.calls import WithStatistics
 
     opened = open_dump(dump, data_dir=data)
-    found = [*map(WithStatistics(opened).filled, _found(opened, call, step, rank))]
+    named = _found(opened, call, step, rank) or _found(opened, call, step, rank, inside=True)
+    found = [*map(WithStatistics(opened).filled, named)]
     if not found:
         hint = f"it has, for example, {', '.join(_some_labels(opened))}"
         raise ArtifactNotFoundError(f"{dump} has no call {call!r}", hint=hint)
@@ -69,7 +71,7 @@ def _end(found: list[Call], dump: str) -> None:
         print_closing(f"NO STATISTICS: none of {counted(len(found), 'call')}, and no whole values", follow=follow)
 
 
-def _found(dump: CallDump, wanted: str, step: int | None, rank: int | None) -> list[Call]:
+def _found(dump: CallDump, wanted: str, step: int | None, rank: int | None, *, inside: bool = False) -> list[Call]:
     return [
         call
         for r in dump.ranks()
@@ -77,12 +79,17 @@ def _found(dump: CallDump, wanted: str, step: int | None, rank: int | None) -> l
         for s in dump.steps(r)
         if step is None or s == step
         for call in dump.calls(r, s)
-        if matches(call, wanted)
+        if matches(call, wanted, inside=inside)
     ]
 
 
-def matches(call: Call, wanted: str) -> bool:
-    """Whether `wanted` names the call: its label, the label up to a separator, or `#` and its position."""
+def matches(call: Call, wanted: str, *, inside: bool = False) -> bool:
+    """Whether `wanted` names the call: its label, the label up to a separator, or `#` and its position.
+
+    inside: it names parts of the label, from a dot to a dot, which are no number alone.
+    """
+    if inside:
+        return f".{wanted}." in f".{call.label}." and not wanted.isdecimal()
     if wanted.startswith("#"):
         return wanted[1:] == str(call.position)
     return call.label == wanted or call.label.startswith((f"{wanted}.", f"{wanted}_"))
