@@ -45,16 +45,16 @@ OF_SCHEMA = ("promises to leave", "promises memory of its own")
 """How promises begin that the schema makes, and not the fake kernel."""
 
 
-def disagreements(program: Program) -> list[tuple[Finding, Check]]:
+def disagreements(program: Program) -> list[tuple[Finding, OperatorCall]]:
     """A finding for each operator that the program's uncompiled calls show to be registered wrongly."""
-    found: dict[str, tuple[Finding, Check]] = {}
+    found: dict[str, tuple[Finding, OperatorCall]] = {}
 
     def around(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_of((args, kwargs))
         plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in given)
         if is_of_torch(op.namespace) or name_of(op) in found or not plain:
             return op(*args, **kwargs)
-        check = Check(op, args, kwargs)
+        check = OperatorCall(op, args, kwargs)
         result = op(*args, **kwargs)
         text = check.against(result)
         if text is not None:
@@ -83,8 +83,8 @@ def held_against(program: Program, compilation: Compilation, first: Difference) 
     return [finding for finding, _ in found]
 
 
-class Check:
-    """One call of an operator: its promise, and what it was given, before it runs."""
+class OperatorCall:
+    """One call of an operator: what is promised of it, and what it was given, before it runs."""
 
     def __init__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.op = op
