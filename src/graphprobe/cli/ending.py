@@ -122,8 +122,7 @@ class Signals:
         if self.code is None:
             self.code = EXIT_SIGNAL + number
             # What is raised while C++ of torch is being loaded can end the process by SIGABRT.
-            spec = sys.modules["torch"].__spec__ if "torch" in sys.modules else None
-            if getattr(spec, "_initializing", False):
+            if "torch" in sys.modules and not _is_imported("torch"):
                 self._over(_why(number))
             self._stop(number)
 
@@ -191,12 +190,19 @@ class Signals:
         for stream in (sys.stdout, sys.stderr) if flush else ():
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        # Without it, nothing of ours has been started.
-        children = sys.modules.get("graphprobe.engine.forked_child")
         with contextlib.suppress(Exception):
-            for process in () if children is None else children.descendants(os.getpid()):
-                children.end_group(process, started=())  # type: ignore[union-attr]
+            if _is_imported("torch"):  # before that neither we nor the program's compiled code has started any
+                from graphprobe.engine.forked_child import descendants, end_group
+
+                for process in descendants(os.getpid()):
+                    end_group(process, started=())
         os._exit(self.code)
+
+
+def _is_imported(module: str) -> bool:
+    """Whether a module is there, and its import is over."""
+    found = sys.modules.get(module)
+    return found is not None and not getattr(found.__spec__, "_initializing", False)
 
 
 def _why(number: int) -> str:
