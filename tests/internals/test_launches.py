@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from graphprobe.internals.launches import LaunchTap, kernel_names
+from graphprobe.internals.launch_io import declarations
+from graphprobe.internals.launches import LaunchTap
 
 PROGRAM = Path(__file__).parent / "programs" / "launch_order.py"
 CASES = ("mlp", "conv", "dropout", "cond_true", "cond_false", "fallbacks")
@@ -102,7 +103,7 @@ Generated = tuple[types.ModuleType, list[Any]]
 
 
 def test_arguments_and_results_pass_through(generated: Generated) -> None:
-    assert kernel_names(SOURCE) == ["kernel_0", "kernel_1", "kernel_2"]
+    assert list(declarations(SOURCE)) == ["kernel_0", "kernel_1", "kernel_2"]
     module, log = generated
     module.call([])
     plain, kernel = list(log), module.kernel_0

@@ -86,16 +86,14 @@ def test_slots_of_inputs_and_outputs() -> None:
     a, b, c = np.ones(1), np.ones(2), np.ones(3)
     args = (a, 2.0, [None, b, [c]], [1, 2], [], None, {"x": a, "y": 1})
     found = list(slots_from_inputs(args, {"bias": b, "dim": 1}, is_tensor=is_tensor))
-    assert {side for _, side, _ in found} == {"input"}
     names = "input.0 input.1 input.2.0 input.2.1 input.2.2.0 input.3 input.4 input.5 input.6.x input.6.y"
-    assert [name for name, _, _ in found] == [*names.split(), "kwarg.bias", "kwarg.dim"]
-    by_name = {name: value for name, _, value in found}
+    assert [name for name, _ in found] == [*names.split(), "kwarg.bias", "kwarg.dim"]
+    by_name = dict(found)
     assert by_name["input.2.1"] is b and by_name["input.2.2.0"] is c and by_name["input.2.0"] is None
     assert by_name["input.3"] == [1, 2]
-    assert [name for name, *_ in slots_from_outputs(a, is_tensor=is_tensor)] == ["output.0"]
+    assert [name for name, _ in slots_from_outputs(a, is_tensor=is_tensor)] == ["output.0"]
     found = list(slots_from_outputs((a, None, [b]), is_tensor=is_tensor))
-    assert [name for name, _, _ in found] == ["output.0", "output.1", "output.2.0"]
-    assert {side for _, side, _ in found} == {"output"}
+    assert [name for name, _ in found] == ["output.0", "output.1", "output.2.0"]
 
 
 def test_arguments() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.internals.names import require
+from graphprobe.internals.unseen import unseen
 
 REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
 WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
@@ -178,7 +179,8 @@ def boxed_call(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     def run(args: list[Any]) -> Any:
         values = tuple(args)
         args.clear()
-        return function(*values)
+        with unseen:
+            return function(*values)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

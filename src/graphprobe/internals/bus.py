@@ -7,6 +7,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,14 +56,12 @@ def exists(module: ModuleType, attribute: str) -> bool:
     return resolve(module, attribute)[2] is not _MISSING
 
 
+@dataclass(slots=True, eq=False)
 class _Link:
     """What one subscriber has made of a name."""
 
-    __slots__ = ("made", "patch")
-
-    def __init__(self, patch: Patch, made: Any) -> None:
-        self.patch = patch
-        self.made = made
+    patch: Patch
+    made: Any
 
 
 class _Tap:

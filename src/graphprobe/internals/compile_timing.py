@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any
@@ -36,33 +37,20 @@ _PASSES = "torch._inductor.fx_passes"
 _GRAPHS = "torch._functorch._aot_autograd.graph_compile"
 
 
+@dataclass(slots=True, eq=False)
 class OpenSpan:
     """A span that has begun; `end_ns` is -1 until it ends. Times are those of `time.perf_counter_ns`."""
 
-    __slots__ = (
-        "begin_ns",
-        "compile_id",
-        "cpu_ns",
-        "detail",
-        "end_ns",
-        "kind",
-        "name",
-        "parent",
-        "thread",
-        "unfinished",
-    )
-
-    def __init__(self, name: str, kind: str, thread: int, parent: OpenSpan | None) -> None:
-        self.name = name
-        self.kind = kind
-        self.thread = thread
-        self.parent = parent
-        self.compile_id: str | None = parent.compile_id if parent is not None else None
-        self.detail = ""
-        self.unfinished = False
-        self.end_ns = -1
-        self.cpu_ns = time.thread_time_ns()
-        self.begin_ns = time.perf_counter_ns()
+    name: str
+    kind: str
+    thread: int
+    parent: OpenSpan | None
+    compile_id: str | None
+    detail: str
+    unfinished: bool = False
+    end_ns: int = -1
+    cpu_ns: int = field(default_factory=time.thread_time_ns)
+    begin_ns: int = field(default_factory=time.perf_counter_ns)
 
 
 class _Thread(threading.local):
@@ -101,10 +89,10 @@ class SpanRecorder:
             with self._lock:
                 local.index = len(self.threads)
                 self.threads.append(threading.current_thread().name)
-        span = OpenSpan(name, kind, local.index, local.stack[-1] if local.stack else None)
-        if compile_id is not None:
-            span.compile_id = compile_id
-        span.detail = detail
+        parent = local.stack[-1] if local.stack else None
+        if compile_id is None and parent is not None:
+            compile_id = parent.compile_id
+        span = OpenSpan(name, kind, local.index, parent, compile_id, detail)
         local.stack.append(span)
         self.spans.append(span)
         return span
@@ -182,20 +170,14 @@ class ImportTimer(MetaPathFinder):
             return None
         self.busy.inside = True  # a finder may search the others itself, and comes by here again
         try:
-            spec = self._find(fullname, path, target)
+            finders = [finder for finder in sys.meta_path if finder is not self]
+            specs = (finder.find_spec(fullname, path, target) for finder in finders)
+            spec = next((found for found in specs if found is not None), None)
         finally:
             self.busy.inside = False
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _TimedLoader(spec.loader, self)
         return spec
-
-    def _find(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
-                return spec
-        return None
 
 
 class _TimedLoader(StandInLoader):

@@ -77,11 +77,6 @@ Around = Callable[[Launching], Any]
 """Is called in place of a launch and returns what the launch shall return; `launching.run()` launches it."""
 
 
-def kernel_names(code: str) -> list[str]:
-    """Names that the generated module binds to compiled kernels: top-level `name = async_compile.…(…)`."""
-    return list(declarations(code))
-
-
 def _describe(value: Any) -> str:
     dtype = getattr(value, "dtype", None)
     shape = getattr(value, "shape", None)
@@ -102,7 +97,7 @@ class LaunchTap:
         self._module = module
         self._names = vars(module)
         self._around = around
-        self._kernels = [name for name in kernel_names(code) if name in vars(module)]
+        self._kernels = [name for name in declarations(code) if name in vars(module)]
         self._buffers = buffers_by_line(code)
         self._cuda = "cuda" in code or "triton" in code
         self.launches: list[Launch] = []
@@ -167,7 +162,7 @@ class _StandIns:
         kept = {name: names[name] for name in (*kernels, *OP_NAMESPACES, EXTERN, "torch") if name in names}
         self._kept = kept
         for name in kernels:
-            names[name] = _Kernel(self, name, kept[name])
+            names[name] = _Kernel(self, kept[name], name)
         for name in OP_NAMESPACES:
             if name in kept:
                 names[name] = _Ops(self, kept[name], str(getattr(kept[name], "name", name)))
@@ -220,11 +215,18 @@ class _Through:
         return self._tap.call(self._name, self._kind, self._function, args, kwargs)
 
 
-class _Kernel:
-    """A generated kernel: a plain callable (C++), or an object launched through `.run` (Triton)."""
+class _StandIn:
+    """Something in the module's globals, in the place of what is there; it has the same attributes."""
 
-    def __init__(self, tap: _StandIns, name: str, real: Any) -> None:
-        self.__dict__.update(_tap=tap, _name=name, _real=real)
+    def __init__(self, tap: _StandIns, real: Any, name: str = "") -> None:
+        self.__dict__.update(_tap=tap, _real=real, _name=name)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._real, attribute)
+
+
+class _Kernel(_StandIn):
+    """A generated kernel: a plain callable (C++), or an object launched through `.run` (Triton)."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._tap.call(self._name, "kernel", self._real, args, kwargs)
@@ -232,15 +234,9 @@ class _Kernel:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         return self._tap.call(self._name, "kernel", self._real.run, args, kwargs)
 
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._real, attribute)
 
-
-class _Extern:
+class _Extern(_StandIn):
     """`extern_kernels`: library calls by name."""
-
-    def __init__(self, tap: _StandIns, real: Any) -> None:
-        self.__dict__.update(_tap=tap, _real=real)
 
     def __getattr__(self, attribute: str) -> Any:
         real = getattr(self._real, attribute)
@@ -253,11 +249,8 @@ class _Extern:
         return launch
 
 
-class _Ops:
+class _Ops(_StandIn):
     """A namespace, packet or overload below `torch.ops`; calling it is a launch."""
-
-    def __init__(self, tap: _StandIns, real: Any, name: str) -> None:
-        self.__dict__.update(_tap=tap, _real=real, _name=name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._tap.call(self._name, "op", self._real, args, kwargs)
@@ -267,22 +260,16 @@ class _Ops:
         return _Ops(self._tap, real, f"{self._name}.{attribute}") if callable(real) else real
 
 
-class _Torch:
+class _Torch(_StandIn):
     """`torch` as the generated module sees it; only `torch.ops` is watched."""
-
-    def __init__(self, tap: _StandIns, real: Any) -> None:
-        self.__dict__.update(_tap=tap, _real=real)
 
     def __getattr__(self, attribute: str) -> Any:
         real = getattr(self._real, attribute)
         return _OpsRoot(self._tap, real) if attribute == "ops" else real
 
 
-class _OpsRoot:
+class _OpsRoot(_StandIn):
     """`torch.ops`: each attribute is a namespace."""
-
-    def __init__(self, tap: _StandIns, real: Any) -> None:
-        self.__dict__.update(_tap=tap, _real=real)
 
     def __getattr__(self, attribute: str) -> Any:
         real = getattr(self._real, attribute)

@@ -35,10 +35,6 @@ Companion = Callable[[], Callable[[], None]]
 """Begins beside a session, such as what reduces a graph that fails; what it returns ends it."""
 
 
-def _none() -> None:
-    return None
-
-
 class _SessionSwitch:
     """Holds the session behind a lock; one instance a process."""
 
@@ -47,7 +43,7 @@ class _SessionSwitch:
         self.session: Session | None = None
         self.companion_ends: Callable[[], None] | None = None
         self.waiting: ImportHook | None = None
-        self.companion: Callable[[], Companion | None] = _none
+        self.companion: Callable[[], Companion | None] = lambda: None
         """Of the session that is waited for."""
         self.at_exit = False
 
@@ -76,11 +72,6 @@ def enable_with(settings: Settings, *, companion: Companion | None = None) -> Pa
     return _open(settings, everything=True, companion=companion).writer.run_dir
 
 
-def close(state: Literal["finished", "failed"], exception: str | None = None) -> Path | None:
-    """Stop collecting, with how the program ended. Returns the run folder, None when nothing was on."""
-    return _close(state, exception)
-
-
 def ensure() -> Session:
     """The session that is on, or a new one: for wrapped backends alone, unless TORCH_COMPILE_DEBUG asks for all."""
     with _switch.lock:
@@ -94,10 +85,8 @@ def ensure() -> Session:
 def disable() -> Path | None:
     """Stop collecting; everything is put back as it was. Returns the run folder, None when nothing was on."""
     with _switch.lock:
-        if _switch.waiting is not None:
-            _switch.waiting.remove()
-            _switch.waiting = None
-    return _close("finished", None)
+        _wait_no_more()
+    return close()
 
 
 def enable_on_first_use(companion: Callable[[], Companion | None]) -> None:
@@ -120,11 +109,15 @@ def enable_on_first_use(companion: Callable[[], Companion | None]) -> None:
     hook.install()
 
 
+def _wait_no_more() -> None:
+    if _switch.waiting is not None:
+        _switch.waiting.remove()
+        _switch.waiting = None
+
+
 def _open(settings: Settings, *, everything: bool, companion: Companion | None = None) -> Session:
     with _switch.lock:
-        if _switch.waiting is not None:
-            _switch.waiting.remove()
-            _switch.waiting = None
+        _wait_no_more()
         current = _switch.session
         if current is not None and not (everything and not current.everything):
             raise UsageError(
@@ -132,7 +125,7 @@ def _open(settings: Settings, *, everything: bool, companion: Companion | None =
                 hint="leave the enclosing trace() or call graphprobe.disable() first",
             )
         if current is not None:
-            _close("finished", None)
+            close()
         opened = open_session(
             settings,
             everything=everything,
@@ -143,12 +136,12 @@ def _open(settings: Settings, *, everything: bool, companion: Companion | None =
         _switch.companion_ends = companion() if companion is not None else None
         if not _switch.at_exit:
             _switch.at_exit = True
-            atexit.register(_close, "finished", None)
+            atexit.register(close)
     if everything:
         try:
             _warn_compiled_before(opened)
         except GraphprobeWarning as error:  # the program's filter turns it into an error: then nothing stays on
-            _close("failed", str(error))
+            close("failed", str(error))
             raise
     return opened
 
@@ -185,7 +178,8 @@ def _level_of_caller() -> int:
     return level
 
 
-def _close(state: Literal["finished", "failed"], exception: str | None) -> Path | None:
+def close(state: Literal["finished", "failed"] = "finished", exception: str | None = None) -> Path | None:
+    """Stop collecting, with how the program ended. Returns the run folder, None when nothing was on."""
     with _switch.lock:
         current, _switch.session = _switch.session, None
         companion_ends, _switch.companion_ends = _switch.companion_ends, None

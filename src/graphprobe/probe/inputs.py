@@ -5,40 +5,42 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from graphprobe.engine.values import CapturedValues, capture, capture_after, measure, to_bytes
 from graphprobe.internals.unseen import unseen
+from graphprobe.probe.step_log import StepLog
 from graphprobe.records import Kind, Where
 from graphprobe.store import layout
 from graphprobe.store.writer import RunWriter
 
 
+class Owner(Protocol):
+    """What the recorders of a model need of its session.
+
+    `predict` is told how many bytes saving will take, and says whether the budget holds them.
+    """
+
+    writer: RunWriter
+    steps: StepLog
+
+    def predict(self, size_bytes: int) -> bool: ...
+
+    def failed_with(self, what: str, error: BaseException) -> None: ...
+
+
 class InputSaver:
     """Saves the first call of one compiled graph: `inputs.*` before it, `outputs.*` after it, in the graph's folder."""
 
-    def __init__(
-        self,
-        writer: RunWriter,
-        where: Where,
-        predict: Callable[[int], bool],
-        failed: Callable[[str, BaseException], None],
-        *,
-        donated: Sequence[int] = (),
-    ) -> None:
-        """`predict(size_bytes)` is told what saving will take, and says whether the budget holds it.
-
-        `donated` are inputs that the graph may use up as scratch memory: what is left in them means nothing.
-        """
+    def __init__(self, owner: Owner, where: Where, *, donated: Sequence[int] = ()) -> None:
+        """`donated` are inputs that the graph may use up as scratch memory: what is left in them means nothing."""
         assert where.model is not None and where.direction is not None
-        self._writer = writer
+        self._owner, self._writer = owner, owner.writer
         self._where = where
-        self._predict = predict
         self._donated = tuple(donated)
         self._folder = layout.direction_folder(where.model, where.direction)
-        self._failed = failed
         self._lock = threading.Lock()
         self._done = False
 
@@ -80,13 +82,13 @@ class InputSaver:
             if self._writer.closed:
                 return None
             # Outputs are not known yet; about as much as the inputs is the best guess there is.
-            if not self._predict(2 * measure(given)):
+            if not self._owner.predict(2 * measure(given)):
                 return None
             captured = capture(given)
             self._write("inputs", captured)
             return captured
         except Exception as error:
-            self._failed("save inputs", error)
+            self._owner.failed_with("save inputs", error)
             return None
 
     def _after(self, before: CapturedValues, outputs: object, given: Sequence[object]) -> None:
@@ -94,7 +96,7 @@ class InputSaver:
             flat = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
             self._write("outputs", capture_after(before, flat, given, donated=self._donated))
         except Exception as error:
-            self._failed("save outputs", error)
+            self._owner.failed_with("save outputs", error)
 
     def _write(self, stem: Kind, captured: CapturedValues) -> None:
         values, records = to_bytes(captured)

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,14 +24,12 @@ from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.ir.scheduler_nodes import Cache, donated_inputs, ir_graph
 from graphprobe.internals.launches import Launch, Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
-from graphprobe.probe.inputs import InputSaver
+from graphprobe.probe.inputs import InputSaver, Owner
 from graphprobe.probe.pass_snapshots import Trail
-from graphprobe.probe.step_log import StepLog
 from graphprobe.probe.views import ir_file, output_code_source
 from graphprobe.records import Direction, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
-from graphprobe.store.writer import RunWriter
 
 COMPONENT = "run"
 
@@ -40,33 +39,29 @@ MAX_CALLS = 4
 FROM_WRAPPER = "launches of the compiled wrapper, in the order in which they ran"
 FROM_CAPTURE = "launches of the compiled wrapper while the stream was captured into a CUDA graph"
 
-Failed = Callable[[str, BaseException], None]
-
 
 def first_run(
     compiled: Callable[..., Any],
     finished: Callable[[], None],
     module: tuple[ModuleType, str] | None,
-    steps: StepLog,
+    owner: Owner,
     where: Where,
-    failed: Callable[[str, BaseException], None],
 ) -> Callable[..., Any]:
-    """`compiled`, its first call watched.
+    """`compiled`, its first call a step, with a step inside for each launch.
 
     Args:
         compiled: Inductor's callable for one graph.
         finished: called when the first call has ended, however it did: `compiled` itself can take over.
         module: the generated module and its code, whose launches are told too; None to leave them alone.
-        failed: gets what our own part raised.
     """
-    first = threading.Lock()
+    first, steps = threading.Lock(), owner.steps
 
     def begin(name: str, detail: str) -> int | None:
         try:
             facts = {"model": where.model, "direction": where.direction, "compile_id": where.compile_id}
             return steps.begin(COMPONENT, name, detail, **facts)
         except Exception as error:
-            failed("step of a launch", error)
+            owner.failed_with("step of a launch", error)
             return None
 
     def around(launching: Launching) -> Any:
@@ -127,22 +122,13 @@ def nodes_by_launch(buffers: Sequence[Iterable[str]], nodes: Sequence[IRNode]) -
 class LaunchRecorder:
     """Records the first call of one compiled graph, and on CUDA the call during which its graph is captured."""
 
-    def __init__(
-        self,
-        writer: RunWriter,
-        where: Where,
-        tap: LaunchTap,
-        nodes: Sequence[IRNode],
-        cuda: bool,
-        failed: Callable[[str, BaseException], None],
-    ) -> None:
+    def __init__(self, owner: Owner, where: Where, tap: LaunchTap, nodes: Sequence[IRNode], cuda: bool) -> None:
         """`nodes` are the scheduler's after fusion, for the way back from a launch to the source."""
-        self._writer = writer
+        self._owner, self._writer = owner, owner.writer
         self._where = where
         self._tap = tap
         self._nodes = tuple(nodes)
         self._cuda = cuda
-        self._failed = failed
         self._calls = 0
         self._done = False
         self._recording = threading.Lock()
@@ -187,18 +173,13 @@ class LaunchRecorder:
                 finished()
         except Exception as error:
             self._done = True
-            self._failed("captured ops", error)
+            self._owner.failed_with("captured ops", error)
 
     def _write(self, launches: list[Launch], captured: bool) -> None:
         assert self._where.model is not None and self._where.direction is not None
         buffers = [self._tap.buffers(launch) for launch in launches]
-        text = chrome_trace(
-            launches,
-            buffers=buffers,
-            nodes=nodes_by_launch(buffers, self._nodes),
-            source=FROM_CAPTURE if captured else FROM_WRAPPER,
-            cuda=self._cuda,
-        )
+        source = FROM_CAPTURE if captured else FROM_WRAPPER
+        text = chrome_trace(launches, buffers, nodes_by_launch(buffers, self._nodes), source, self._cuda)
         file = self._writer.write_text(layout.ops_file(self._where.model, self._where.direction), text)
         where = msgspec.structs.replace(self._where, phase="run", step=self._calls - 1)
         if file is not None:
@@ -207,7 +188,6 @@ class LaunchRecorder:
 
 def chrome_trace(
     launches: Sequence[Launch],
-    *,
     buffers: Sequence[tuple[str, ...]],
     nodes: Sequence[tuple[IRNode, ...]],
     source: str,
@@ -247,28 +227,16 @@ class LoweringRecorder:
     """Follows one `compile_fx_inner` call from its graph to its callable."""
 
     def __init__(
-        self,
-        writer: RunWriter,
-        where: Where,
-        direction: Direction,
-        trail: Trail,
-        settings: Settings,
-        predict: Callable[[int], bool],
-        failed: Failed,
-        note: Callable[[str], None],
-        steps: StepLog,
+        self, owner: Owner, where: Where, trail: Trail, settings: Settings, note: Callable[[str], None]
     ) -> None:
-        assert where.model is not None
-        self._writer = writer
-        self._where = msgspec.structs.replace(where, direction=direction)
+        assert where.model is not None and where.direction is not None
+        self._owner, self._writer = owner, owner.writer
+        self._where = where
         self._model: int = where.model
-        self._direction: Direction = direction
+        self._direction: Direction = where.direction
         self._trail = trail
         self._settings = settings
         self._note = note
-        self._steps = steps
-        self._predict = predict
-        self._failed = failed
         self._options: dict[str, Any] = {}
         self._examples: tuple[Any, ...] = ()
         self._donated: tuple[int, ...] = ()
@@ -317,13 +285,8 @@ class LoweringRecorder:
             donated=self._donated,
             options=self._options,
         )
-
-        def path(number: int) -> str:
-            return layout.ir_file(
-                self._model, self._direction, stage, number=number, extension=extension, nested=nested
-            )
-
-        file = self._trail.write_numbered(path, view.source)
+        path = partial(layout.ir_file, self._model, self._direction, stage, extension=extension, nested=nested)
+        file = self._trail.write_numbered(lambda number: path(number=number), view.source)
         where = msgspec.structs.replace(self._where, phase="lowering", subgraph=nested)
         name = layout.ir_name(self._direction, stage)
         self._writer.event(where=where, kind="ir", name=name, file=file, nodes_after=len(ir.nodes))
@@ -353,8 +316,7 @@ class LoweringRecorder:
         plain = output.current_callable
         saver = None
         if self._settings.save_inputs:
-            saver = InputSaver(self._writer, self._where, self._predict, self._failed, donated=self._donated)
-        tap = self._launch_tap() if self._settings.capture_ops else None
+            saver = InputSaver(self._owner, self._where, donated=self._donated)
         watched: Any = plain
         at_work: set[object] = {"steps"}
 
@@ -363,28 +325,18 @@ class LoweringRecorder:
             if not at_work and output.current_callable is watched:
                 output.current_callable = plain
 
-        watched = self._first_run(plain, lambda: finished("steps"))
-        if tap is not None:
+        module = inductor.generated_module(self._code_path) if self._code_path else None
+        code = (module, self._code) if module is not None and self._code is not None else None
+        if self._settings.capture_ops and code is None:
+            self._note("captured_ops: no Python wrapper module to watch (cpp_wrapper, or a graph without kernels)")
+        taps = code if self._settings.capture_ops else None
+        watched = first_run(plain, lambda: finished("steps"), taps, self._owner, self._where)
+        if taps is not None:
             cuda = bool(getattr(output, "device_types", set()) & {"cuda", "xpu"})
-            recorder = LaunchRecorder(self._writer, self._where, tap, nodes, cuda, self._failed)
+            recorder = LaunchRecorder(self._owner, self._where, LaunchTap(*taps), nodes, cuda)
             at_work.add(recorder)
             watched = recorder.wrap(watched, lambda: finished(recorder))
         if saver is not None:
             at_work.add(saver)
             watched = saver.wrap(watched, boxed=True, finished=lambda: finished(saver))
         output.current_callable = watched
-
-    def _first_run(self, compiled: Callable[..., Any], finished: Callable[[], None]) -> Callable[..., Any]:
-        """`compiled`, its first call a step, with a step inside for each launch."""
-        module = inductor.generated_module(self._code_path) if self._code_path else None
-        pair = None
-        if self._settings.capture_ops and module is not None and self._code is not None:
-            pair = (module, self._code)
-        return first_run(compiled, finished, pair, self._steps, self._where, self._failed)
-
-    def _launch_tap(self) -> LaunchTap | None:
-        module = inductor.generated_module(self._code_path) if self._code_path else None
-        if module is None or self._code is None:
-            self._note("captured_ops: no Python wrapper module to watch (cpp_wrapper, or a graph without kernels)")
-            return None
-        return LaunchTap(module, self._code)

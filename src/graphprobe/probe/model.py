@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,15 +13,14 @@ from graphprobe.internals.dynamo.compile_facts import begins_at, calls_of, on_cp
 from graphprobe.internals.observer import FrameFacts
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.probe.graph_facts import GraphFacts
-from graphprobe.probe.inputs import InputSaver
+from graphprobe.probe.inputs import InputSaver, Owner
 from graphprobe.probe.pass_snapshots import Trail
-from graphprobe.probe.step_log import StepLog
 from graphprobe.probe.views import fx_file
 from graphprobe.records import CompileFacts, Direction, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
 from graphprobe.store.schema import json_from_value
-from graphprobe.store.writer import RunWriter, WrittenFile
+from graphprobe.store.writer import WrittenFile
 
 if TYPE_CHECKING:
     from graphprobe.probe.lowering import LoweringRecorder
@@ -41,17 +40,6 @@ TIMINGS_US = {
 
 torch's time of `triton` is that of every kernel's compiler: on the CPU it is called `cpp`.
 """
-
-
-class Owner(Protocol):
-    """What a model needs of its session."""
-
-    writer: RunWriter
-    steps: StepLog
-
-    def predict(self, size_bytes: int) -> bool: ...
-
-    def failed_with(self, what: str, error: BaseException) -> None: ...
 
 
 class ModelRecorder:
@@ -111,18 +99,9 @@ class ModelRecorder:
 
         with self._lock:
             if direction not in self._lowerings:
-                owner = self.owner
-                self._lowerings[direction] = LoweringRecorder(
-                    self.writer,
-                    self.where,
-                    direction,
-                    self.trail(direction),
-                    self.settings,
-                    owner.predict,
-                    owner.failed_with,
-                    self.note,
-                    owner.steps,
-                )
+                where = msgspec.structs.replace(self.where, direction=direction)
+                trail = self.trail(direction)
+                self._lowerings[direction] = LoweringRecorder(self.owner, where, trail, self.settings, self.note)
             return self._lowerings[direction]
 
     def dynamo_graph(self, gm: Any) -> None:
@@ -176,7 +155,7 @@ class ModelRecorder:
         if not self.settings.save_inputs:
             return compiled
         where = msgspec.structs.replace(self.where, direction=direction)
-        return InputSaver(self.writer, where, self.owner.predict, self.owner.failed_with).wrap(compiled)
+        return InputSaver(self.owner, where).wrap(compiled)
 
     def _backend_graph(self, direction: Direction, gm: Any, stage: layout.Stage) -> None:
         """The graph of a backend without an IR of its own, in the form that was asked for."""

@@ -15,7 +15,7 @@ import msgspec
 from graphprobe.engine.subgraph import attribute
 from graphprobe.internals.context import Frame
 from graphprobe.probe.formats import Script
-from graphprobe.probe.formats.fx_text import fingerprint_from, graph_text, node_marks, node_names
+from graphprobe.probe.formats.fx_text import META_KEYS, fingerprint_from, graph_text, node_marks, node_names
 from graphprobe.probe.graph_facts import GraphFacts, Runs
 from graphprobe.records import Direction, Kind, Where
 from graphprobe.store import layout
@@ -26,8 +26,6 @@ UNOBSERVED = "unobserved_changes"
 
 NESTED = "changes_in_nested_graphs"
 """Pass name of the new text of a graph of which only nested graphs have changed, whose own series tell how."""
-
-META_KEYS = ("val", "example_value", "tensor_meta")
 
 
 class Snapshot(msgspec.Struct):
@@ -84,11 +82,6 @@ class Trail:
         self._root: Any = None
         self._started: Any = None
         self._told: set[tuple[int, str]] = set()
-
-    @property
-    def started(self) -> bool:
-        """Whether the direction has a graph at all."""
-        return self._root is not None
 
     def graph(self, gm: Any, *, phase: str, text: str | None = None) -> None:
         """The graph itself; the second time only what changed since is written."""
@@ -256,12 +249,9 @@ class Trail:
         file = self._writer.write_bytes(f"{folder}/{name}", view.constants)
         self._event("inputs", name, phase=phase, file=file)
 
-    def label_of(self, gm: Any) -> str | None:
-        """Attribute name of a nested graph module, None for the graph itself."""
-        return None if self._root is None else _path_of(gm, self._root)
-
     def _label(self, frame: Frame, gm: Any) -> str | None:
-        found = self.label_of(gm)
+        """Attribute name of a nested graph module, None for the graph itself."""
+        found = None if self._root is None else _path_of(gm, self._root)
         if found is None and frame.subgraph is not None and gm is not self._root:
             return frame.subgraph
         return found

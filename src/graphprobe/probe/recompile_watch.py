@@ -53,7 +53,8 @@ class Recompiles:
             raise UsageError("recompilations are counted already by this object", hint="make a second one")
         self._taps = Subscription(recompile_taps.patches(self))
         self._taps.install()
-        self._check_names()
+        if self._taps.missing:
+            self._note_missing(self._taps.missing)
 
     def close(self) -> None:
         """Stop noting, with everything put back; harmless when called twice."""
@@ -109,10 +110,6 @@ class Recompiles:
             taps = self._taps
         if taps is not None:
             taps.remove()
-
-    def _check_names(self) -> None:
-        if self._taps is not None and self._taps.missing:
-            self._note_missing(self._taps.missing)
 
     def _note_missing(self, addresses: list[str]) -> None:
         self._notes.append(f"{_LOST}this torch lacks {', '.join(addresses)}")

@@ -149,7 +149,10 @@ def _prepare(program: ScriptTarget) -> tuple[CodeType, ModuleType, str]:
         path = _find_script(program.target)
         if os.path.isdir(path):
             full = os.path.join(os.getcwd(), path)
-            return _code_of_directory(full, main), main, full
+            main.__file__ = file = os.path.join(full, "__main__.py")
+            main.__spec__ = spec = importlib.util.spec_from_file_location("__main__", file)
+            main.__loader__, main.__package__ = spec.loader if spec is not None else None, ""
+            return _compile_file(file), main, full
         # Absolute, as python has it in tracebacks; not normalised, as python has it too.
         full = os.path.join(os.getcwd(), path)
         main.__file__ = full
@@ -157,20 +160,12 @@ def _prepare(program: ScriptTarget) -> tuple[CodeType, ModuleType, str]:
         vars(main)["__cached__"] = None
         return _compile_file(full), main, os.path.dirname(os.path.realpath(path))
     sys.path[0] = os.getcwd()
-    spec = _find_module(program.target)
-    main.__spec__, main.__loader__, main.__file__ = spec, spec.loader, spec.origin
-    main.__package__ = spec.parent
-    code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+    found = _find_module(program.target)
+    main.__spec__, main.__loader__, main.__file__ = found, found.loader, found.origin
+    main.__package__ = found.parent
+    code = found.loader.get_code(found.name)  # type: ignore[union-attr]
     assert code is not None
     return code, main, os.getcwd()
-
-
-def _code_of_directory(path: str, main: ModuleType) -> CodeType:
-    file = os.path.join(path, "__main__.py")
-    main.__file__ = file
-    main.__spec__ = spec = importlib.util.spec_from_file_location("__main__", file)
-    main.__loader__, main.__package__ = spec.loader if spec is not None else None, ""
-    return _compile_file(file)
 
 
 def _find_script(target: str) -> str:

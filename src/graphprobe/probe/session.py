@@ -75,7 +75,8 @@ class Session:
         self._only = OnlyFunction(settings.only_function)
         self._frames = FrameWatch(settings, writer, self._here, self.failed_with)
         self._failures: dict[str, int] = {}
-        self._fork_child: Callable[[], Session | None] | None = None
+        self.fork_child: Callable[[], Session | None] | None = None
+        """Opens the run of a forked child, at its first compile."""
         self._child: Session | None = None
         self._child_lock = threading.Lock()
         self._closed = False
@@ -113,18 +114,14 @@ class Session:
         self.writer.update(taps=dict(self._taps.status), **environment.torch_facts())
         self.writer.close(state, exception)
 
-    def on_fork(self, open_child: Callable[[], Session | None]) -> None:
-        """`open_child` gives a forked child its own run, at its first compile."""
-        self._fork_child = open_child
-
     @contextlib.contextmanager
     def childless(self) -> Iterator[None]:
         """What children compile that are forked in the block is not observed."""
-        kept, self._fork_child = self._fork_child, lambda: None
+        kept, self.fork_child = self.fork_child, lambda: None
         try:
             yield
         finally:
-            self._fork_child = kept
+            self.fork_child = kept
 
     def watching(self) -> bool:
         return not self._closed
@@ -278,7 +275,8 @@ class Session:
                 return
         last = last_line(details)
         self.writer.missing(f"graphprobe failed at {what}: {last}")
-        self._own_line(f"graphprobe failed at {what}; the program is not affected\n{details}")
+        text = f"graphprobe: graphprobe failed at {what}; the program is not affected\n{details}\n"
+        self.writer.append_text(layout.LOG, text)
 
     def failed_with(self, what: str, error: BaseException) -> None:
         """`failed`, from an exception in hand."""
@@ -303,8 +301,8 @@ class Session:
             return self
         # Not `_lock`: another thread of the parent may have held it at the fork. This one is taken in children only.
         with self._child_lock:
-            if self._child is None and self._fork_child is not None:
-                opener, self._fork_child = self._fork_child, None
+            if self._child is None and self.fork_child is not None:
+                opener, self.fork_child = self.fork_child, None
                 # The parent's taps would tell the child's session everything a second time.
                 self._frames.remove()
                 self._taps.remove()
@@ -339,9 +337,6 @@ class Session:
 
     def _component_line(self, name: str, line: str) -> None:
         self.writer.append_text(layout.log_file(name), line + "\n")
-
-    def _own_line(self, text: str) -> None:
-        self.writer.append_text(layout.LOG, f"graphprobe: {text}\n")
 
 
 def _direction(frame: Frame) -> Any:
@@ -396,7 +391,7 @@ def open_session(
         child.writer.note(f"forked from process {os.getppid()}, whose run is {writer.run_dir.name}")
         return child
 
-    session.on_fork(open_child)
+    session.fork_child = open_child
     session.start()
     return session
 

@@ -10,7 +10,8 @@ import torch
 
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes, why_not
-from graphprobe.probe.formats import GUARD, IRBuffer, IRGraph, IRNode, Script
+from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode
+from graphprobe.probe.formats import GUARD, Script
 from graphprobe.probe.formats.literals import input_metas, metas_text
 from graphprobe.store.layout import Extension, Stage
 

@@ -222,23 +222,23 @@ def dump_manifest_from_run(manifest: Manifest, *, engine: str, plan: dict[str, A
 
 def slots_from_inputs(
     args: Sequence[object], kwargs: Mapping[str, object], *, is_tensor: IsTensor
-) -> Iterator[tuple[str, Side, object]]:
-    """Each tensor among the arguments and each argument without any, as (slot, `input`, value), in order.
+) -> Iterator[tuple[str, Any]]:
+    """Each tensor among the arguments and each argument without any, by slot, in order.
 
     The second positional argument is `input.1`, the third of a list in its place `input.1.2`, a keyword `kwarg.bias`.
     A list, tuple or mapping without a tensor is one value.
     """
     for index, value in enumerate(args):
-        yield from _leaves(f"input.{index}", "input", value, is_tensor)
+        yield from _leaves(f"input.{index}", value, is_tensor)
     for name, value in kwargs.items():
-        yield from _leaves(f"kwarg.{name}", "input", value, is_tensor)
+        yield from _leaves(f"kwarg.{name}", value, is_tensor)
 
 
-def slots_from_outputs(result: object, *, is_tensor: IsTensor) -> Iterator[tuple[str, Side, object]]:
+def slots_from_outputs(result: object, *, is_tensor: IsTensor) -> Iterator[tuple[str, Any]]:
     """The same for what an op returned: a tensor is `output.0`, the second of a tuple `output.1`."""
     results = result if isinstance(result, list | tuple) else (result,)
     for index, value in enumerate(results):
-        yield from _leaves(f"output.{index}", "output", value, is_tensor)
+        yield from _leaves(f"output.{index}", value, is_tensor)
 
 
 def argument_from_value(name: str, value: object) -> Argument:
@@ -252,12 +252,12 @@ def argument_from_value(name: str, value: object) -> Argument:
     return Argument(name, type(value).__name__, text)
 
 
-def _leaves(name: str, side: Side, value: object, is_tensor: IsTensor) -> Iterator[tuple[str, Side, object]]:
+def _leaves(name: str, value: object, is_tensor: IsTensor) -> Iterator[tuple[str, Any]]:
     if not is_tensor(value) and _holds_tensor(value, is_tensor):
         for key, item in _items(value):
-            yield from _leaves(f"{name}.{key}", side, item, is_tensor)
+            yield from _leaves(f"{name}.{key}", item, is_tensor)
     else:
-        yield name, side, value
+        yield name, value
 
 
 def _items(value: object) -> Iterator[tuple[object, object]]:

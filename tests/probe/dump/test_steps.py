@@ -9,7 +9,7 @@ import torch
 from graphprobe.backends.wrap import get_backend
 from graphprobe.compiler_config import CompilerConfig
 from graphprobe.errors import SettingError
-from graphprobe.probe.dump.forwards import Forward, Forwards
+from graphprobe.probe.dump.running import Forward, Forwards
 from graphprobe.probe.dump.sessions import open_sessions
 
 

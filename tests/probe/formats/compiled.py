@@ -16,7 +16,8 @@ from torch._inductor.virtualized import V
 
 from graphprobe.engine.values import capture, capture_after, to_bytes
 from graphprobe.internals.ir import scheduler_nodes as inductor_ir
-from graphprobe.probe.formats import IRGraph, Script
+from graphprobe.internals.ir.records import IRGraph
+from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import fx_py_source
 from graphprobe.probe.formats.ir_py import ir_py_source
 from graphprobe.probe.views import output_code_source

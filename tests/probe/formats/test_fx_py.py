@@ -16,7 +16,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.engine.values import same_bits
-from graphprobe.probe.formats import IRBuffer, IRGraph, IRNode, NodeOrigin, Script
+from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeOrigin
+from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import fx_py_source
 from graphprobe.probe.formats.fx_text import fingerprint, graph_text
 from graphprobe.probe.formats.onnx_text import fx_pbtxt, ir_pbtxt

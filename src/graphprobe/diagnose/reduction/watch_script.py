@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals.dynamo import repro_hooks
+from graphprobe.internals.dynamo.dynamo_taps import is_restart
 from graphprobe.internals.dynamo.repro_hooks import Compile, GraphBackend, ReproHooks
 
 if TYPE_CHECKING:
@@ -364,7 +365,7 @@ class _Taken:
         try:
             return compile()
         except Exception as error:
-            if not repro_hooks.is_restart(error):
+            if not is_restart(error):
                 self._reduce(case(), error)
             raise
 

@@ -39,10 +39,11 @@ def guard_reader() -> Callable[[], list[dict[str, Any]]]:
     tracing = require("torch._guards", "TracingContext", purpose=PURPOSE).try_get()
     guards = getattr(getattr(tracing, "guards_context", None), "dynamo_guards", None)
     kept = sorted(guards or ())  # torch empties its own set at the end of the compile
-    return lambda: [_describe(guard) for guard in kept]
+    return lambda: [described_guard(guard) for guard in kept]
 
 
-def _describe(guard: Any) -> dict[str, Any]:
+def described_guard(guard: Any) -> dict[str, Any]:
+    """A guard as documents have it."""
     stack = getattr(guard, "user_stack", None)
     kind = guard.create_fn_name() if hasattr(guard, "create_fn_name") else None
     return {

@@ -9,7 +9,7 @@ from typing import Any
 from graphprobe.internals.bus import Patch, Subscriber
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, entered
-from graphprobe.internals.dynamo.compile_facts import frame_name
+from graphprobe.internals.dynamo.compile_facts import described_guard, frame_name
 from graphprobe.internals.observer import CompileObserver, FrameFacts
 from graphprobe.internals.unseen import unseen
 
@@ -119,7 +119,7 @@ def _facts(output_graph: Any) -> FrameFacts:
     )
 
 
-def _restarts(error: BaseException) -> bool:
+def is_restart(error: BaseException) -> bool:
     """Whether this is no failure, but Dynamo's way of tracing the function once more."""
     from torch._dynamo.exc import RestartAnalysis
 
@@ -143,7 +143,7 @@ def _tap_call_user_compiler(to: Subscriber[CompileObserver]) -> Callable[[Any], 
                     compiled = original(self, gm, example_inputs)
             except BaseException as error:
                 failure = error
-                if not _restarts(failure):
+                if not is_restart(failure):
                     to.tell("backend failure", lambda: to.observer.model_ends(token, None, failure), None)
                 raise
             return to.tell("backend result", lambda: to.observer.model_ends(token, compiled, None), compiled)
@@ -168,13 +168,6 @@ def _tap_metrics(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     return make
 
 
-def _describe_guard(guard: Any) -> dict[str, Any]:
-    kind = guard.create_fn_name() if hasattr(guard, "create_fn_name") else None
-    stack = getattr(guard, "user_stack", None)
-    where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else None
-    return {"source": guard.name, "kind": kind, "code": list(guard.code_list or ()), "where": where}
-
-
 def _tap_guards(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Any, f_code: Any, output_graph: Any, *args: Any, **kwargs: Any) -> None:
@@ -182,7 +175,7 @@ def _tap_guards(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
                 original(self, f_code, output_graph, *args, **kwargs)
 
             def tell() -> None:
-                guards = [_describe_guard(g) for g in sorted(output_graph.guards)]
+                guards = [described_guard(g) for g in sorted(output_graph.guards)]
                 to.observer.guards(current_compile_id(), guards)
 
             to.tell("guards", tell, None)

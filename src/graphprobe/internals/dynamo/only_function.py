@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -17,14 +16,13 @@ from typing import Any
 
 from graphprobe.errors import UsageError
 from graphprobe.internals.bus import Patch, Subscription
-from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name
+from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name, plain_name
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 FILTER = "ConvertFrameAssert.__call__"
 GENERATED = "<eval_with_key>"
 LEFT_OUT = "graphprobe --only-function leaves it out"
 
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
 _LISTED = 8
 
 
@@ -175,8 +173,7 @@ def _names_elsewhere(named: FrameName) -> tuple[str, ...]:
 def _plain(name: str) -> str:
     """The function behind a graph break goes by the name of the function."""
     head, dot, last = name.rpartition(".")
-    match = _RESUMED.match(last)
-    return f"{head}{dot}{match[1]}" if match else name
+    return f"{head}{dot}{plain_name(last)}"
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:

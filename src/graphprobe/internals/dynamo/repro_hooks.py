@@ -115,13 +115,6 @@ def asked_of_torch() -> tuple[str | None, int]:
     return getattr(config, "repro_after", None), getattr(config, "repro_level", 2)
 
 
-def is_restart(error: BaseException) -> bool:
-    """Whether this is no failure, but Dynamo's way of tracing the function once more."""
-    from torch._dynamo.exc import RestartAnalysis
-
-    return isinstance(error, RestartAnalysis)
-
-
 @contextlib.contextmanager
 def plain_graphs() -> Iterator[None]:
     """In the block, graph modules are made as they are outside of a compile, where Dynamo can trace them.

@@ -33,31 +33,30 @@ def stop_after(stage: str, gm: GraphModule, example_inputs: Sequence[Any], inner
     Stages before `post_grad` differ only in which groups of passes are on. Post-grad passes are Inductor's own, run on
     a copy of the graph. `inner` is called for the forward graph, and for the backward graph when it is compiled.
     """
-    compile_fx = require(COMPILE_FX, "compile_fx", purpose="stopping Inductor after a stage")
     upto = STAGES.index(stage)
     settings = {"use_pre_grad_passes": upto >= 1, "use_joint_graph_passes": upto >= 2}
 
-    def inner_compile(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+    def reached(graph: GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if stage == "post_grad":
             graph = post_grad_graph(graph, inputs, bool(kwargs.get("is_inference")))
         return inner(graph, inputs, kwargs)
 
-    with bypassed():
-        compiled: Callable[..., Any] = compile_fx(
-            gm, example_inputs, inner_compile=inner_compile, config_patches={**settings}
-        )
-        return compiled
+    return kernels(gm, example_inputs, reached, settings)
 
 
-def kernels(gm: GraphModule, example_inputs: Sequence[Any], inner: Inner) -> Callable[..., Any]:
-    """Inductor to the end, `inner` in place of its last part, `compile_kernels`."""
-    compile_fx = require(COMPILE_FX, "compile_fx", purpose="Inductor's kernels")
+def kernels(
+    gm: GraphModule, example_inputs: Sequence[Any], inner: Inner, changed: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Inductor to the end, `inner` in place of its last part, `compile_kernels`; `changed` are settings of Inductor."""
+    compile_fx = require(COMPILE_FX, "compile_fx", purpose="Inductor's graphs")
 
     def inner_compile(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         return inner(graph, inputs, kwargs)
 
     with bypassed():
-        compiled: Callable[..., Any] = compile_fx(gm, example_inputs, inner_compile=inner_compile)
+        compiled: Callable[..., Any] = compile_fx(
+            gm, example_inputs, inner_compile=inner_compile, config_patches=changed
+        )
         return compiled
 
 
@@ -198,18 +197,8 @@ def inductor_graphs(
     `inner` gets each with its inputs and Inductor's settings, and returns what runs. CUDA graphs are off: no launch is
     seen in a replay. Caches are bypassed: a hit would run no pass, and tell nothing of what the code stems from.
     """
-    compile_fx = require(COMPILE_FX, "compile_fx", purpose="the dump of ops")
     wrapper = torch._TorchCompileInductorWrapper(mode, options, None)
-    patches = {**wrapper.config, "triton.cudagraphs": False}
-
-    def inner_compile(graph: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
-        return inner(graph, inputs, settings)
-
-    with bypassed():
-        compiled: Callable[..., Any] = compile_fx(
-            gm, list(example_inputs), inner_compile=inner_compile, config_patches=patches
-        )
-        return compiled
+    return kernels(gm, list(example_inputs), inner, {**wrapper.config, "triton.cudagraphs": False})
 
 
 def uses_cuda_graphs(mode: str | None, options: dict[str, Any] | None) -> bool:

@@ -142,10 +142,6 @@ class Collector:
             )
         )
 
-    def submit_backward(self, head: Head, slots: list[Slot], notes: tuple[str, ...]) -> None:
-        """Hand in the backward of a call."""
-        self.submit(head, "backward", slots, notes)
-
     def backward_began(self, task: int, finish: Callable[[], None]) -> None:
         """Some nodes of a call have run in this backward, and others may never: then its end calls `finish`."""
         waiting = self._tasks.get(task)
@@ -368,7 +364,7 @@ class BackwardCall:
             return
         first = self._inputs
         order = [slot for slot in found if slot >= first] + sorted([slot for slot in found if slot < first])
-        self.session.submit_backward(self._head, [found[slot] for slot in order], notes)
+        self.session.submit(self._head, "backward", [found[slot] for slot in order], notes)
 
     def _begin(self, task: int) -> None:
         self._task = task
@@ -492,7 +488,8 @@ class OpenCall:
         if not self.only_backward:
             session.submit(self.head, "forward", self.slots, tuple(self.notes), compiled=self.compiled)
         if self._outputs and session.plan.mode != "stack":
-            watch_backward(session, self.head, self._edges, self._outputs, self._sequence, self._backward_notes())
+            notes = ("of the forward that torch.utils.checkpoint ran again",) if self.only_backward else ()
+            watch_backward(session, self.head, self._edges, self._outputs, self._sequence, notes)
         self._tensors, self._results, self._outputs, self._edges = [], [], [], []
 
     def raised(self, error: BaseException) -> None:
@@ -501,9 +498,6 @@ class OpenCall:
         if not self.only_backward:
             self._session.submit(self.head, "forward", self.slots, tuple(self.notes))
         self._tensors, self._edges = [], []
-
-    def _backward_notes(self) -> tuple[str, ...]:
-        return ("of the forward that torch.utils.checkpoint ran again",) if self.only_backward else ()
 
     def _add_result(self, name: str, role: SlotRole, tensor: torch.Tensor) -> None:
         self._results.append(tensor)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from graphprobe.internals.dynamo.region_graphs import OUTPUT_GRAPH, Inside, RegionGraphs, autocasts, reduced_precisions
+from graphprobe.internals.dynamo.region_graphs import OUTPUT_GRAPH, RegionGraphs, autocasts, reduced_precisions
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.operators.api_calls import (
     UNTOLD,
@@ -39,13 +39,9 @@ NO_RESULT = "this torch does not tell what compiled code returns"
 class TorchWatch(Protocol):
     """What is put into torch and taken out again."""
 
-    def install(self) -> object:
-        """Put it in."""
-        ...
+    def install(self) -> object: ...
 
-    def remove(self) -> object:
-        """Take it out."""
-        ...
+    def remove(self) -> object: ...
 
 
 class CallWatch:
@@ -147,7 +143,14 @@ class CompiledWatch:
         def leave(result: Any) -> None:
             inside = self._graphs.end()
             if call is not None:
-                call.compiled = _region(inside, casts, draws=not generators or _drawn_since(generators))
+                call.compiled = CompiledRegion(
+                    autocast=casts,
+                    dtypes=tuple(sorted({*inside.dtypes, *reduced_precisions()})),
+                    unknown=inside.unknown,
+                    unsteady=inside.unsteady,
+                    draws=not generators or _drawn_since(generators),
+                    operations=inside.operations,
+                )
             state.compiled = False
             state.off -= 1
             self._count(-1)
@@ -180,7 +183,7 @@ class CompiledWatch:
         try:
             with unseen():
                 module = self._module(function)
-                call = self._begin_function(function) if module is None else self._begin_module(module)
+                call = self._begin_call(function, module)
                 if call is not None:
                     call.take_inputs(args, kwargs)
                     call.notes.append(COMPILED)
@@ -203,19 +206,16 @@ class CompiledWatch:
         owner = getattr(function, "__self__", None)
         return owner if isinstance(owner, torch.nn.Module) else None
 
-    def _begin_module(self, module: torch.nn.Module) -> OpenCall | None:
+    def _begin_call(self, function: Any, module: torch.nn.Module | None) -> OpenCall | None:
         session = self._session
         modules = session.modules
-        path = session.paths.module(module, modules[-1][1] if modules else None)
-        name = type(module).__name__
-        label = f"Module.{path}.{name}" if path else f"Module.{name}"
-        return session.begin("module", name, label, (name, path), sys._getframe(4), module=path)
-
-    def _begin_function(self, function: Any) -> OpenCall | None:
-        session = self._session
+        if module is not None:
+            path = session.paths.module(module, modules[-1][1] if modules else None)
+            name = type(module).__name__
+            label = f"Module.{path}.{name}" if path else f"Module.{name}"
+            return session.begin("module", name, label, (name, path), sys._getframe(4), module=path)
         if session.plan.level == "module":
             return None
-        modules = session.modules
         name = getattr(function, "__qualname__", type(function).__name__)
         label = f"compiled.{name}"
         path = modules[-1][1] if modules else ""
@@ -231,14 +231,3 @@ class CompiledWatch:
                 call.close()
         except Exception as error:
             self._session.fail("compiled code", error)
-
-
-def _region(inside: Inside, autocast: tuple[str, ...], *, draws: bool) -> CompiledRegion:
-    return CompiledRegion(
-        autocast=autocast,
-        dtypes=tuple(sorted({*inside.dtypes, *reduced_precisions()})),
-        unknown=inside.unknown,
-        unsteady=inside.unsteady,
-        draws=draws,
-        operations=inside.operations,
-    )

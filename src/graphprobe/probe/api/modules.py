@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from graphprobe.internals.operators.api_calls import (
     global_hooks,
@@ -21,21 +22,13 @@ from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.session import ApiSession
 
 
-class Removable(Protocol):
-    """What torch returns for a hook."""
-
-    def remove(self) -> None:
-        """Take the hook out."""
-        ...
-
-
 class ModuleWatch:
     """Global forward hooks, torch's public ones. `recorded` says whether runs of modules are records themselves."""
 
     def __init__(self, session: ApiSession, *, recorded: bool) -> None:
         self._session = session
         self._recorded = recorded
-        self._handles: list[Removable] = []
+        self._handles: list[RemovableHandle] = []
         self._lock = threading.Lock()
         self._asleep = 0
 

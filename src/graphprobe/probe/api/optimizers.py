@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from graphprobe.internals.operators.api_calls import put_back, take_out
 from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
-from graphprobe.probe.api.modules import Removable
 from graphprobe.probe.api.session import ApiSession
 from graphprobe.probe.api.value_slots import has_tensor, scalar_of
 
@@ -55,7 +55,7 @@ class OptimizerWatch:
         self._session = session
         self._own_mode = mode
         self._mode = session.plan.optimizer
-        self._handles: list[Removable] = []
+        self._handles: list[RemovableHandle] = []
         self._steps = _Steps()
         self._names: dict[str, _Names] = {}
 
@@ -74,7 +74,7 @@ class OptimizerWatch:
         session = self._session
         if session.state.off:
             self._recover()
-        session.begin_step_if_due()
+        session.begin_due_step()
         if not session.on:
             return None
         call = None
@@ -87,7 +87,11 @@ class OptimizerWatch:
         hides = self._mode != "calls"
         place = self._hide() if hides else None
         self._steps.open.append(_Step(optimizer, call, hides, place, sys._getframe(1)))
-        return self._with_closure(args, kwargs) if hides else None
+        if hides and len(args) > 1 and callable(args[1]):  # the optimizer itself comes first
+            return (args[0], self._watched(args[1]), *args[2:]), kwargs
+        if hides and callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._watched(kwargs["closure"])}
+        return None
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         session = self._session
@@ -153,8 +157,9 @@ class OptimizerWatch:
         session = self._session
         for names, parameter in self._parameters(optimizer):
             call.slots.append(session.values.slot(names.after, "output", parameter))
-            if self._mode == "state":
-                self._take_state(call, optimizer, names.name, parameter)
+            for key, value in optimizer.state.get(parameter, {}).items() if self._mode == "state" else ():
+                if isinstance(value, torch.Tensor):
+                    call.slots.append(session.values.slot(f"output.state.{names.name}.{key}", "output", value))
         session.submit(call.head, "forward", call.slots, tuple(call.notes))
 
     def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[_Names, torch.Tensor]]:
@@ -172,20 +177,6 @@ class OptimizerWatch:
                         name, f"parameter.{name}", f"grad_parameter.{name}", f"output.{name}"
                     )
                 yield names, parameter
-
-    def _take_state(self, call: OpenCall, optimizer: Optimizer, name: str, parameter: torch.Tensor) -> None:
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                call.slots.append(self._session.values.slot(f"output.state.{name}.{key}", "output", value))
-
-    def _with_closure(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """The arguments of `step` with a closure that is watched; None without a closure."""
-        # The optimizer itself comes first.
-        if len(args) > 1 and callable(args[1]):
-            return (args[0], self._watched(args[1]), *args[2:]), kwargs
-        if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._watched(kwargs["closure"])}
-        return None
 
     def _watched(self, closure: Any) -> Any:
         def run() -> Any:

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,7 @@ from graphprobe.probe.dump.overflow_rules import (
     in_words,
     judged,
     memory_of,
-    row_of,
-    summary_from_row,
-    summary_of,
+    summary,
 )
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.probe.dump.traits import BOTH, MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
@@ -267,17 +265,19 @@ class OverflowWatch:
 
     def _tell_api(self, call: _OpenCall, result: Any) -> None:
         with quiet():
-            inputs = [(slot, call.before.get(_place(value), value)) for slot, value in _given(call.args, call.kwargs)]
-        outputs = _results(result)
+            given = slots_from_inputs(call.args, call.kwargs, is_tensor=is_tensor)
+            inputs = [(slot, call.before.get(_place(value), value)) for slot, value in given]
+        outputs = list(slots_from_outputs(result, is_tensor=is_tensor))
         op, problems = call.origins[0]
-        self._report(call.api, call.number, "forward", op, call.source, call.stack, problems, inputs, outputs)
+        where = call.source, call.stack
+        self._report(Overflow(0, call.api, call.number, "forward", op, *where, problems, inputs, outputs))
 
     def _around(self, op: EagerOp) -> Any:
         if not self._on or not self._is_judged(op):
             return op.run()
         before = self._before(op) if op.target._schema.is_mutable else {}
         result = op.run()
-        outputs = _results(result)
+        outputs = list(slots_from_outputs(result, is_tensor=is_tensor))
         self._guarded(lambda: self._judge_op(op, before, outputs))
         return result
 
@@ -301,17 +301,17 @@ class OverflowWatch:
     def _before(self, op: EagerOp) -> dict[str, torch.Tensor]:
         """Copies of what the operator will change, by slot."""
         found: dict[str, torch.Tensor] = {}
-        call, written = self._state.call, tuple(f"{slot}." for slot, _, _ in op.written())
+        call = self._state.call
         with quiet():
-            for slot, live in judged(_given(op.args, op.kwargs)):
-                if f"{slot}.".startswith(written):
-                    found[slot] = live.detach().clone()
+            for slot, value, _ in op.written():
+                for name, tensor in judged(list(slots_from_inputs((), {slot: value}, is_tensor=is_tensor))):
+                    copied = found[name.removeprefix("kwarg.")] = tensor.detach().clone()
                     if call is not None:
-                        call.before.setdefault(_place(live), found[slot])
+                        call.before.setdefault(_place(tensor), copied)
         return found
 
     def _judge_op(self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values) -> None:
-        written = [summary for slot, value in judged(outputs) if (summary := _summary(slot, value))]
+        written = [found for slot, value in judged(outputs) if (found := summary(slot, value))]
         if all(found.finite and not found.extremes for found in written):
             self._judge.judge(NONE, list, written)
             return
@@ -321,22 +321,22 @@ class OverflowWatch:
     def _judge_odd(
         self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values, written: list[FloatSummary]
     ) -> None:
-        live = _given(op.args, op.kwargs)
+        live = list(slots_from_inputs(op.args, op.kwargs, is_tensor=is_tensor))
         if any(isinstance(value, float) and math.isnan(value) for _, value in live):
             return  # asked for, as by `fill_(nan)`
         inputs = [(slot, before.get(slot, value)) for slot, value in live]
         own = dict(live)
         read = [
-            summary._replace(memory=memory_of(own[slot]))
+            found._replace(memory=memory_of(own[slot]))
             for slot, value in judged(inputs)
-            if (summary := _summary(slot, value))
+            if (found := summary(slot, value))
         ]
         traits = traits_of(op, inputs, outputs)
         verdict = self._judge.judge(traits, lambda: read, written)
         if verdict is None or verdict.role != "origin":
             return
-        found = dict(outputs)
-        problems = tuple(in_words([elements(found[problem.slot], problem)]) for problem in verdict.problems)
+        values = dict(outputs)
+        problems = tuple(in_words([elements(values[problem.slot], problem)]) for problem in verdict.problems)
         call = self._state.call
         if call is not None:
             call.origins.append((op.name, problems))
@@ -350,7 +350,7 @@ class OverflowWatch:
         api, number, source = ("torch.ops." + op.name.rpartition(".")[0], 0, "")
         if call is not None:
             api, number, source = call.api, call.number, call.source
-        self._report(api, number, direction, op.name, source, (), problems, inputs, outputs)
+        self._report(Overflow(0, api, number, direction, op.name, source, (), problems, inputs, outputs))
 
     def _call_of(self, sequence: int) -> _OpenCall | None:
         """The forward call that made the node of this number."""
@@ -361,30 +361,18 @@ class OverflowWatch:
             end, call = self._ended[index]
         return call if sequence < end else None
 
-    def _report(
-        self,
-        api: str,
-        call: int,
-        direction: CallDirection,
-        op: str,
-        source: str,
-        stack: tuple[str, ...],
-        problems: tuple[str, ...],
-        inputs: Values,
-        outputs: Values,
-    ) -> None:
+    def _report(self, overflow: Overflow) -> None:
         with self._lock:
             if not self._on:
                 return
             self.count += 1
-            number = self.count
-        overflow = Overflow(number, api, call, direction, op, source, stack, problems, inputs, outputs)
+            overflow = replace(overflow, number=self.count)
         with quiet():
             self._found(overflow)
-        if self._limit is not None and number >= self._limit:
+        if self._limit is not None and overflow.number >= self._limit:
             self._on = False
             raise OverflowFoundError(
-                f"overflow {number} of {self._limit}: {overflow}",
+                f"overflow {overflow.number} of {self._limit}: {overflow}",
                 hint="the dump of each has its inputs and outputs; raise the limit to go on",
             )
 
@@ -402,30 +390,12 @@ class _ApiMode(TorchFunctionMode):
         return self._watch.around_api(func, args, kwargs or {})
 
 
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
-    """Arguments by slot."""
-    return [(slot, value) for slot, _, value in slots_from_inputs(args, kwargs, is_tensor=is_tensor)]
-
-
-def _results(result: Any) -> Values:
-    """What was returned, by slot."""
-    return [(slot, value) for slot, _, value in slots_from_outputs(result, is_tensor=is_tensor)]
-
-
 def _place(value: Any) -> tuple[int, int]:
     """Where a tensor lies: its storage, and its first element in there."""
     if not isinstance(value, torch.Tensor):
         return (0, -1)
     memory = memory_of(value)
     return (memory, int(value.storage_offset())) if memory else (0, -1)
-
-
-def _summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
-    if tensor.is_cpu:
-        return summary_of(slot, tensor)
-    with quiet():
-        row = row_of(tensor)
-    return None if row is None else summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist())
 
 
 class OverflowFiles:

@@ -132,25 +132,20 @@ def _run(session: ApiSession, call: OpenCall, run: Callable[[], Any], *, collect
         raise
     try:
         with unseen():
-            if collective:
-                _take_collective(session, call, result)
-            else:
+            if not collective:
                 call.take_results(result)
+            elif result is not None and hasattr(result, "wait"):  # it has only begun: there are no results yet
+                session.values.forget_all()
+                for tensor in call.tensors():
+                    session.values.unwatch(tensor)
+                call.notes.append("asynchronous: values after the call are not recorded")
+            else:  # its tensors are its results, too
+                session.values.forget_all()
+                call.take_all_again()
             call.close()
     except Exception as error:
         session.fail("calls", error)
     return result
-
-
-def _take_collective(session: ApiSession, call: OpenCall, result: Any) -> None:
-    """Its tensors are its results, too; of one that has only begun, there are none yet."""
-    session.values.forget_all()
-    if result is not None and hasattr(result, "wait"):
-        for tensor in call.tensors():
-            session.values.unwatch(tensor)
-        call.notes.append("asynchronous: values after the call are not recorded")
-    else:
-        call.take_all_again()
 
 
 class ApiMode(TorchFunctionMode):
@@ -178,7 +173,10 @@ class ApiMode(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
-            self._raised(call, error)
+            try:
+                call.raised(error)
+            except Exception as own:
+                session.fail("calls", own)
             raise
         self._end(info, call, result)
         return result
@@ -211,9 +209,3 @@ class ApiMode(TorchFunctionMode):
                 call.close()
         except Exception as error:
             self._session.fail("calls", error)
-
-    def _raised(self, call: OpenCall, error: BaseException) -> None:
-        try:
-            call.raised(error)
-        except Exception as own:
-            self._session.fail("calls", own)

@@ -165,7 +165,7 @@ class ApiSession(Collector):
         self.closed = False
         self.hidden, self.hides = False, 0
         self.recomputed = 0
-        self.recover: Callable[[], None] = _nothing
+        self.recover: Callable[[], None] = lambda: None
         """Called where collecting is off, to find out whether what has switched it off is gone by an exception."""
         self.watch_calls: Callable[[bool], bool] = bool
         """Called between two steps with whether the next is wanted; says whether calls are watched from now on."""
@@ -232,8 +232,8 @@ class ApiSession(Collector):
             self._next_step()
         self.watch_calls(self.on)
 
-    def begin_step_if_due(self) -> None:
-        """Begin the step that is due."""
+    def begin_due_step(self) -> None:
+        """Begin a step, if one is due."""
         if self.is_due():
             self._next_step()
 
@@ -282,10 +282,6 @@ class ApiSession(Collector):
     def folder(self) -> Path:
         """The folder of this rank."""
         return self.writer.folder
-
-
-def _nothing() -> None:
-    return None
 
 
 def in_reentrant(frame: FrameType | None) -> bool:

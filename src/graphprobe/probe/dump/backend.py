@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
-from graphprobe.internals.aot_backends import aot_compile, inductor_with_mode, lookup
+from graphprobe.internals.aot_backends import aot_compile, boxed_call, inductor_with_mode, lookup
 from graphprobe.internals.dynamo.compile_facts import under_compile
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.inductor.stages import inductor_graphs, post_grad_graph, uses_cuda_graphs
@@ -20,10 +21,9 @@ from graphprobe.internals.operators.eager_ops import compiled_graph
 from graphprobe.internals.tensors import InputMemory
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import DATA_OPS, ops_of_graph
-from graphprobe.probe.dump.forwards import Forward
 from graphprobe.probe.dump.kernel import compile_watched
 from graphprobe.probe.dump.overflow import OverflowObserver, UncompiledOverflows
-from graphprobe.probe.dump.running import DumpGraph, DumpModel, DumpSession, GraphCall, GraphOp, under_way
+from graphprobe.probe.dump.running import DumpGraph, DumpModel, DumpSession, Forward, GraphCall, GraphOp, under_way
 from graphprobe.probe.dump.sessions import begin_single_ops, session_for
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.records import Direction
@@ -36,8 +36,6 @@ STAGES = ("dynamo", "aot", "post_grad")
 
 _UNCHANGED = (("eager", "dynamo"), ("aot_eager", "aot"))
 """Backend and stage whose graphs the interpreter runs as the backend itself would."""
-
-Boxed = Callable[[list[Any]], Any]
 
 
 class DumpBackend:
@@ -180,18 +178,15 @@ def _through_aot(
     perturbs: bool,
     hidden: Callable[[Compiled], Compiled],
 ) -> Compiled:
-    def compiler(direction: Direction) -> Callable[[GraphModule, Any], Compiled]:
-        def compile_graph(graph: GraphModule, inputs: Any) -> Compiled:
-            trains = direction == "forward"
-            return hidden(boxed(interpreted(model, direction, graph, perturbs=perturbs, trains=trains)))
-
-        return compile_graph
+    def compile_graph(direction: Direction, graph: GraphModule, inputs: Any) -> Compiled:
+        trains = direction == "forward"
+        return hidden(boxed_call(interpreted(model, direction, graph, perturbs=perturbs, trains=trains)))
 
     return aot_compile(
         gm,
         example_inputs,
-        forward=compiler("forward"),
-        backward=compiler("backward"),
+        forward=partial(compile_graph, "forward"),
+        backward=partial(compile_graph, "backward"),
         min_cut=True,
         decompose=False,
         keep_mutations=True,
@@ -205,7 +200,7 @@ def _interpret_post_grad(
     direction: Direction = "backward" if settings.get("is_backward") else "forward"
     after = post_grad_graph(graph, inputs, inference)
     trains = direction == "forward" and not inference
-    return boxed(interpreted(model, direction, after, perturbs=True, trains=trains))
+    return boxed_call(interpreted(model, direction, after, perturbs=True, trains=trains))
 
 
 def _check_quantised(session: DumpSession, gm: GraphModule) -> None:
@@ -236,7 +231,7 @@ def interpreted(
     """
     session = model.session
     ops = ops_of_graph(gm.graph, direction, engine="interpreter", perturbs=perturbs)
-    graph = session.graph(model, direction, list(ops.values()), engine="interpreter", perturbs=perturbs, trains=trains)
+    graph = session.graph(DumpGraph(model, direction, list(ops.values()), "interpreter", perturbs, trains))
 
     def run(*args: Any) -> Any:
         forward, call = session.begin(graph, args)
@@ -252,19 +247,6 @@ def interpreted(
         return plain.restored(result)
 
     return run
-
-
-def boxed(run: Callable[..., Any]) -> Boxed:
-    """`run` as a function of one list, which it empties."""
-
-    def call(args: list[Any]) -> Any:
-        values = tuple(args)
-        args.clear()
-        with unseen:
-            return run(*values)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
 
 
 class _TellingInterpreter(Interpreter):
@@ -288,12 +270,12 @@ class _TellingInterpreter(Interpreter):
         except BaseException as error:
             self._call.raised(execution, error)
             raise
-        self._call.after(execution, _outputs(result))
+        self._call.after(execution, list(slots_from_outputs(result, is_tensor=is_tensor)))
         return result
 
     def _inputs(self, node: Node) -> list[tuple[str, Any]]:
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        return [(name, value) for name, _, value in slots_from_inputs(args, kwargs, is_tensor=is_tensor)]
+        return list(slots_from_inputs(args, kwargs, is_tensor=is_tensor))
 
 
 class _Again:
@@ -381,7 +363,7 @@ class _Again:
         session, model = self._model.session, self._model
         ops = ops_of_graph(self._graph.graph, "pre_grad", engine="interpreter", perturbs=False)
         observer = UncompiledOverflows(session.plan, session.writer)
-        graph = DumpGraph(model, "pre_grad", list(ops.values()), engine="interpreter", perturbs=False)
+        graph = DumpGraph(model, "pre_grad", list(ops.values()), "interpreter", perturbs=False)
         call = GraphCall(session, graph, Forward(0), 0, [(observer, observer.wants(graph))])
         with under_way(call):
             _TellingInterpreter(self._graph, call, ops).run(*inputs, enable_io_processing=False)
@@ -408,7 +390,3 @@ def _copied(value: Any, like: Any) -> Any:
 
 def _version(value: Any) -> int:
     return value._version if is_tensor(value) and not value.is_inference() else 0
-
-
-def _outputs(result: Any) -> Sequence[tuple[str, Any]]:
-    return [(name, value) for name, _, value in slots_from_outputs(result, is_tensor=is_tensor)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -52,12 +51,11 @@ def _watched(
 ) -> Callable[[Any], Any]:
     assert lowered.module is not None
     session = model.session
-    launches = ops_of_code(lowered, direction)
-    by_line = {op.line: op for op in launches.ops}
-    all_ops = [*launches.data, *(op.op for op in launches.ops)]
-    graph = session.graph(model, direction, all_ops, engine="kernel", perturbs=False, trains=trains)
+    data, launches = ops_of_code(lowered, direction)
+    by_line = {op.line: op for op in launches}
+    all_ops = [*data, *(op.op for op in launches)]
+    graph = session.graph(DumpGraph(model, direction, all_ops, "kernel", perturbs=False, trains=trains))
     tap = LaunchTap(lowered.module, lowered.code, around=lambda launching: _around(graph, by_line, launching))
-    data = launches.data
 
     def run(inputs: Any) -> Any:
         forward, call = session.begin(graph, inputs)
@@ -68,7 +66,7 @@ def _watched(
             with unseen, under_way(call):
                 for op in data:
                     if op.index in call.wanted:
-                        call.record(op.index, (), (("output.0", inputs[op.index]),))
+                        call.after(call.before(op.index, ()), (("output.0", inputs[op.index]),))
                 with tap.recording():
                     result = call.result = plain(inputs)
         session.finish(graph, forward, result)
@@ -133,16 +131,8 @@ class LaunchOp:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class CodeOps:
-    """The ops of a wrapper: its inputs, whose indices are their positions, and its launches, in the order of lines."""
-
-    data: list[GraphOp]
-    ops: list[LaunchOp]
-
-
-def ops_of_code(lowered: Lowered, direction: Direction) -> CodeOps:
-    """The ops of what Inductor has generated for a graph."""
+def ops_of_code(lowered: Lowered, direction: Direction) -> tuple[list[GraphOp], list[LaunchOp]]:
+    """The inputs of a wrapper, whose indices are their positions, and its launches, in the order of lines."""
     data = [_data_op(index, name, lowered.fx.get(name), direction) for index, name in enumerate(lowered.inputs)]
     position = {name: index for index, name in enumerate(lowered.inputs)}
     nodes = {node.name: node for node in lowered.nodes}
@@ -158,7 +148,7 @@ def ops_of_code(lowered: Lowered, direction: Direction) -> CodeOps:
         notes = _notes(io, lowered.values)
         op = GraphOp(index, info, facts, reads_data=reads, notes=notes, scoped=scoped, traits=traits[number])
         found.append(LaunchOp(op, io))
-    return CodeOps(data, found)
+    return data, found
 
 
 def _data_op(index: int, name: str, node: Node | None, direction: Direction) -> GraphOp:
@@ -186,10 +176,11 @@ def _facts(
     facts = [facts_of(origin) for origin in origins]
     buffers = [name for use in io.writes for name in (use.value, use.name) if name is not None]
     op_name = f"{io.name.removeprefix('extern_kernels.')}.{number}"
+    own_target = (io.name,) if io.kind == "op" else ()
     own = (op_name, io.name, *(node.name for node in nodes), *buffers)
     all_of = OpFacts(
         names=tuple(dict.fromkeys((*own, *(origin.name for origin in origins)))),
-        targets=tuple(dict.fromkeys((*(target for f in facts for target in f.targets), *_own_target(io)))),
+        targets=tuple(dict.fromkeys((*(target for f in facts for target in f.targets), *own_target))),
         modules=tuple(dict.fromkeys(module for f in facts for module in f.modules)),
         sources=tuple(dict.fromkeys(source for f in facts for source in f.sources)),
     )
@@ -227,10 +218,6 @@ def _carried_out(origins: Sequence[Node], io: LaunchIO, values: Mapping[str, str
             found.add(node)
             waiting += [n for n in node.all_input_nodes if n in among and n.name not in read]
     return [node for node in origins if node in found]
-
-
-def _own_target(io: LaunchIO) -> tuple[str, ...]:
-    return (io.name,) if io.kind == "op" else ()
 
 
 def _type_of(io: LaunchIO) -> str:

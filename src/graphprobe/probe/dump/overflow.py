@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +30,7 @@ from graphprobe.probe.dump.overflow_rules import (
 from graphprobe.probe.dump.running import DumpModel, GraphCall, GraphOp, OpExecution, Values
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op, logger
 from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.formats.literals import Literals, Unreproducible
 from graphprobe.store.dump_format import RECORD_KEY
 from graphprobe.store.dump_reader import OVERFLOW
 from graphprobe.store.dump_records import Side
@@ -274,7 +274,7 @@ class OverflowObserver(FindingObserver):
             saturated = all(problem.kind == "saturated" for problem in verdict.problems)
             repro = None
             if file and self._plan.data == "tensor":
-                script = repro_of(op, inputs, file=name, key=RECORD_KEY, why=in_words(problems), saturated=saturated)
+                script = repro_of(op, inputs, file=name, why=in_words(problems), saturated=saturated)
                 if script is not None:
                     repro = self.document(place, f"repro_{name}.py", script.encode())
             origin = {"role": "origin", **facts_of_op(op), "problems": problems, "file": file, "repro": repro}
@@ -311,36 +311,24 @@ class UncompiledOverflows(OverflowObserver):
             self.origins.append(described(op))
 
 
-def repro_of(op: GraphOp, inputs: Values, *, file: str, key: str, why: str, saturated: bool) -> str | None:
+def repro_of(op: GraphOp, inputs: Values, *, file: str, why: str, saturated: bool) -> str | None:
     """The script, or None when the op is no plain operator of torch, or has an argument that no text stands for.
 
-    Args:
-        inputs: as the engine gave them.
-        file: name of the op's file, in the folder that the script is put in.
-        key: of the record in the file's metadata.
-        why: what happened, in words.
-        saturated: whether it is the end of the range that was hit, not an infinity or NaN.
+    `file` is the name of the op's file, `why` says what happened; `saturated`: at the end of the range, not beyond it.
     """
-    call = _call(op, inputs)
-    if call is None:
-        return None
-    return _TEMPLATE.format(
-        name=op.info.op_name,
-        file=file,
-        key=key,
-        why=why.replace('"', "'"),
-        call=call,
-        test=_AT_THE_END if saturated else _NOT_FINITE,
-        what="at the end of the range" if saturated else "not finite",
-    )
-
-
-def _call(op: GraphOp, inputs: Values) -> str | None:
     arguments = _from_launch(inputs) if op.info.engine == "kernel" else _from_node(inputs)
     function = _function(op)
     if function is None or arguments is None:
         return None
-    return f"{function}({', '.join(arguments)})"
+    return _TEMPLATE.format(
+        name=op.info.op_name,
+        file=file,
+        key=RECORD_KEY,
+        why=why.replace('"', "'"),
+        call=f"{function}({', '.join(arguments)})",
+        test=_AT_THE_END if saturated else _NOT_FINITE,
+        what="at the end of the range" if saturated else "not finite",
+    )
 
 
 def _function(op: GraphOp) -> str | None:
@@ -406,15 +394,7 @@ def _text(slot: str, value: object) -> str | None:
     """An argument as Python; a tensor is read from the file."""
     if isinstance(value, torch.Tensor):
         return f"value({slot!r})"
-    if value is None or isinstance(value, (bool, int, str)):
-        return repr(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return str(value)
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    if isinstance(value, Sequence):
-        parts = [_text(slot, item) for item in value]
-        return None if None in parts else f"[{', '.join(part for part in parts if part is not None)}]"
-    return None
+    try:
+        return Literals().text(value, {})
+    except Unreproducible:
+        return None

@@ -93,10 +93,6 @@ class OverflowJudge:
     def __init__(self) -> None:
         self._spoiled: set[int] = set()
 
-    def spoiled(self, inputs: Sequence[FloatSummary]) -> bool:
-        """Whether one of these is not finite, and an origin is why."""
-        return any(not found.finite and found.memory in self._spoiled for found in inputs)
-
     def judge(
         self, traits: OpTraits, inputs: Callable[[], Sequence[FloatSummary]], outputs: Sequence[FloatSummary]
     ) -> OverflowVerdict | None:
@@ -108,7 +104,7 @@ class OverflowJudge:
         if not odd:
             return None
         read = inputs()
-        spoiled = self.spoiled(read)
+        spoiled = any(not found.finite and found.memory in self._spoiled for found in read)
         nan = any(found.nan for found in read)
         signs = frozenset().union(*(found.signs for found in read))
         problems = []
@@ -143,7 +139,8 @@ class OverflowJudge:
 
 def judged(values: Values) -> list[tuple[str, torch.Tensor]]:
     """The slots that can overflow: plain tensors of floats or complex numbers."""
-    return [(name, value) for name, value in values if isinstance(value, torch.Tensor) and _is_float(value)]
+    tensors = [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
+    return [(name, value) for name, value in tensors if value.is_floating_point() or value.is_complex()]
 
 
 def memory_of(tensor: torch.Tensor) -> int:
@@ -196,6 +193,15 @@ def summary_from_row(slot: str, memory: int, dtype: torch.dtype, row: Sequence[f
     return FloatSummary(slot, memory, int(nan), int(positive), int(negative), low, high, limit_of(dtype))
 
 
+def summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
+    """Of a tensor on any device, for which it waits; None of one that cannot be read there."""
+    if tensor.is_cpu:
+        return summary_of(slot, tensor)
+    with quiet():
+        row = row_of(tensor)
+    return None if row is None else summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist())
+
+
 def elements(tensor: torch.Tensor, problem: BadOutput) -> dict[str, Any]:
     """How many elements of an output show a problem, and the first of them by index. Waits for the device."""
     with quiet():
@@ -233,7 +239,3 @@ def in_words(problems: Sequence[dict[str, Any]]) -> str:
         first = f", first at {found['first'][0]}" if found["first"] else ""
         parts.append(f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}")
     return "; ".join(parts)
-
-
-def _is_float(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -155,12 +155,17 @@ class _Call(NamedTuple):
 
 
 class OpRecorder(OpObserver):
-    """Writes what the ops that the plan selects read and wrote."""
+    """Writes what the ops that the plan selects read and wrote.
+
+    Where nothing else selects ops, marks of `scope.data_dump` do, for the whole dump: once a graph with a mark was
+    compiled, graphs without one are not dumped any more, whichever came first.
+    """
 
     def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
         """`writer` gives the writer of this process."""
-        self._plan = plan
+        self._plan = plan = with_single_ops(plan)
         self._writer = writer
+        self._marked: set[DumpGraph] = set()
         self._stats = plan.data == "stats"
         self._choosers: dict[tuple[ModelEntry, ...], OpChooser] = {}
         self._models: dict[DumpModel, int] = {}
@@ -170,14 +175,20 @@ class OpRecorder(OpObserver):
 
     def wants(self, graph: DumpGraph) -> frozenset[int]:
         entries = self._plan.entries_for(*graph.model.names)
+        if any(op.scoped for op in graph.ops):
+            self._marked.add(graph)
         with self._lock:
             self._models.setdefault(graph.model, 0)
+            if self._left_out(graph):
+                return frozenset()
             chosen = self._choose(entries, graph.ops)
             self._models[graph.model] += sum(found is not None for found in chosen)
             self._graphs[graph] = _Selection(chosen)
         return frozenset(index for index, found in enumerate(chosen) if found is not None)
 
     def due(self, graph: DumpGraph, step: int) -> bool:
+        if self._left_out(graph):
+            return False
         due = self._plan.due(step)
         self._due = self._due or due
         return due and self._writer().accepts
@@ -227,6 +238,9 @@ class OpRecorder(OpObserver):
         else:
             why = "no op is selected in any graph"
         return [*found, f"nothing was dumped: {why}"]
+
+    def _left_out(self, graph: DumpGraph) -> bool:
+        return bool(self._marked) and not self._plan.narrowed and graph not in self._marked
 
     def _choose(self, entries: tuple[ModelEntry, ...], ops: Sequence[GraphOp]) -> list[Chosen | None]:
         scoped = any(op.scoped for op in ops)
@@ -292,32 +306,6 @@ def _position(slot: str) -> int | None:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-
-
-class PlanRecorder(OpRecorder):
-    """A recorder to which marks of `scope.data_dump` count for the whole dump, where nothing else selects ops.
-
-    Once a graph with a mark was compiled, graphs without one are not dumped any more, whichever came first.
-    """
-
-    def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
-        super().__init__(with_single_ops(plan), writer)
-        self._marks_select = not self._plan.narrowed
-        self._marked: set[DumpGraph] = set()
-
-    def wants(self, graph: DumpGraph) -> frozenset[int]:
-        if any(op.scoped for op in graph.ops):
-            self._marked.add(graph)
-        if not self._left_out(graph):
-            return super().wants(graph)
-        self._models.setdefault(graph.model, 0)
-        return frozenset()
-
-    def due(self, graph: DumpGraph, step: int) -> bool:
-        return not self._left_out(graph) and super().due(graph, step)
-
-    def _left_out(self, graph: DumpGraph) -> bool:
-        return self._marks_select and bool(self._marked) and graph not in self._marked
 
 
 def with_single_ops(plan: DumpPlan) -> DumpPlan:

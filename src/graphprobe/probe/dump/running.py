@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,8 @@ import msgspec
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import GraphprobeError
+from graphprobe.internals.tensors import WeakStorages, storage_ids
 from graphprobe.probe import environment
-from graphprobe.probe.dump.forwards import Forward, Forwards, StepCounter
 from graphprobe.probe.dump.tensors import device_index, is_capturing
 from graphprobe.probe.dump.traits import NONE, OpTraits
 from graphprobe.records import Direction
@@ -25,11 +26,76 @@ from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
 logger = logging.getLogger("graphprobe")
 
+REMEMBERED = 64
+"""Forward calls whose backward may still come; older ones are forgotten."""
+
 DATA = "Data"
 """Type of an op that is a graph input or a constant, as TorchAir has it."""
 
 Values = Sequence[tuple[str, Any]]
 """Slots with the live value of each: tensors, and arguments without any. Only good until the op goes on."""
+
+
+class StepCounter:
+    """Counts calls of one function as Dynamo sees it: its recompilations are the same function."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._lock = threading.Lock()
+
+    @property
+    def steps(self) -> int:
+        """How many steps there were."""
+        return self._next
+
+    def advance(self) -> int:
+        """Begin a step, and return its number, from 0."""
+        with self._lock:
+            step, self._next = self._next, self._next + 1
+            return step
+
+
+@dataclass(slots=True, eq=False)
+class Forward:
+    """One forward call of a model.
+
+    Attributes:
+        step: its number.
+        data_index: number of the folder, None when nothing of the step was dumped yet.
+        memory: of what it returned, for a backward to find it by.
+        consumed: whether a backward has found it.
+    """
+
+    step: int
+    data_index: int | None = None
+    memory: WeakStorages = field(default_factory=lambda: WeakStorages(()))
+    consumed: bool = False
+
+
+class Forwards:
+    """The latest forward calls of one model.
+
+    A backward gets what its forward saved. So it belongs to the forward that returned most of its inputs; of equals, to
+    the latest that no backward has found yet.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[Forward] = deque(maxlen=REMEMBERED)
+
+    def add(self, call: Forward, outputs: Iterable[object]) -> None:
+        """A forward call is over."""
+        call.memory = WeakStorages(outputs)
+        self._calls.append(call)
+
+    def of_backward(self, inputs: Iterable[object]) -> Forward | None:
+        """The forward of a backward that is called with `inputs`; None when there was none."""
+        calls = list(self._calls)
+        if not calls:
+            return None
+        ids = storage_ids(inputs)
+        best = max(range(len(calls)), key=lambda i: (calls[i].memory.shared(ids), not calls[i].consumed, i))
+        calls[best].consumed = True
+        return calls[best]
 
 
 class DumpModel:
@@ -62,6 +128,7 @@ class DumpModel:
             return forward.data_index
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class DumpGraph:
     """A graph of a model, with its ops in the order in which they run.
 
@@ -71,22 +138,12 @@ class DumpGraph:
         trains: whether a backward of it may come.
     """
 
-    def __init__(
-        self,
-        model: DumpModel,
-        direction: Direction,
-        ops: Sequence[GraphOp],
-        *,
-        engine: Engine,
-        perturbs: bool,
-        trains: bool = False,
-    ) -> None:
-        self.model = model
-        self.direction: Direction = direction
-        self.ops = tuple(ops)
-        self.engine: Engine = engine
-        self.perturbs = perturbs
-        self.trains = trains
+    model: DumpModel
+    direction: Direction
+    ops: Sequence[GraphOp]
+    engine: Engine
+    perturbs: bool
+    trains: bool = False
 
     def __repr__(self) -> str:
         return f"{self.model.name} ({self.model.number}), {self.direction}"
@@ -255,10 +312,6 @@ class GraphCall:
                 except Exception as own:
                     self._detach(item, own, index)
 
-    def record(self, index: int, inputs: Values, outputs: Values) -> None:
-        """`before` and `after` in one, for an engine that sees an op only once it has run."""
-        self.after(self.before(index, inputs), outputs)
-
     def end(self, error: BaseException | None = None) -> None:
         """The graph has returned, or raised."""
         for item in self._observers:
@@ -355,18 +408,8 @@ class DumpSession:
             self._models.append(model)
             return model
 
-    def graph(
-        self,
-        model: DumpModel,
-        direction: Direction,
-        ops: Sequence[GraphOp],
-        *,
-        engine: Engine,
-        perturbs: bool,
-        trains: bool = False,
-    ) -> DumpGraph:
-        """One graph of a model is ready to run, with these ops in the order in which they run."""
-        graph = DumpGraph(model, direction, ops, engine=engine, perturbs=perturbs, trains=trains)
+    def graph(self, graph: DumpGraph) -> DumpGraph:
+        """A graph of a model is ready to run."""
         wanted = []
         for observer in self.observers:
             try:

@@ -10,8 +10,18 @@ from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, in_backward, program_lines
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
-from graphprobe.probe.dump.forwards import Forward, Forwards, StepCounter
-from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, OpObserver, under_way
+from graphprobe.probe.dump.running import (
+    DumpGraph,
+    DumpModel,
+    Forward,
+    Forwards,
+    GraphCall,
+    GraphOp,
+    OpExecution,
+    OpObserver,
+    StepCounter,
+    under_way,
+)
 from graphprobe.probe.dump.tensors import is_tensor
 from graphprobe.probe.dump.traits import OpTraits
 from graphprobe.records import Direction
@@ -103,7 +113,7 @@ class SingleOps(OpObserver):
             lines = program_lines()
             if lines is None:
                 return None, None
-            inputs = _inputs(op)
+            inputs = list(slots_from_inputs(op.args, op.kwargs, is_tensor=is_tensor))
             graph = self._graph(op, lines)
             _, call = self._session.begin(graph, [value for _, value in inputs if is_tensor(value)])
             return call, None if call is None else call.before(0, inputs)
@@ -118,9 +128,8 @@ class SingleOps(OpObserver):
             found = self._sites.get(site)
             if found is None:
                 graph_op = self._op(op, site)
-                perturbs = graph_op.info.perturbs
-                found = self._session.graph(self._model, direction, [graph_op], engine="eager", perturbs=perturbs)
-                self._sites[site] = found
+                graph = DumpGraph(self._model, direction, [graph_op], "eager", graph_op.info.perturbs)
+                found = self._sites[site] = self._session.graph(graph)
             return found
 
     def _op(self, op: EagerOp, site: Site) -> GraphOp:
@@ -192,15 +201,11 @@ class _EagerModel(DumpModel):
             return self._folders.setdefault(forward.step, len(self._folders))
 
 
-def _inputs(op: EagerOp) -> list[tuple[str, Any]]:
-    return [(name, value) for name, _, value in slots_from_inputs(op.args, op.kwargs, is_tensor=is_tensor)]
-
-
 def _outputs(op: EagerOp, result: Any) -> list[tuple[str, Any]]:
     """What it returned, and after that what it wrote into without returning it."""
     results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
     results += [value for _, value, returned in op.written() if not returned]
-    return [(name, value) for name, _, value in slots_from_outputs(results, is_tensor=is_tensor)]
+    return list(slots_from_outputs(results, is_tensor=is_tensor))
 
 
 def _notes(op: EagerOp) -> Iterable[str]:

@@ -63,7 +63,6 @@ def signs_of_graph(graph: Graph) -> dict[Node, Signs]:
 
 def tables(nodes: Collection[Node], whole: Mapping[Node, Signs]) -> dict[Node, Table]:
     """Of each of the `nodes` that one op carries out, in the order of the graph; `whole` is `signs_of_graph`'s."""
-    inside = set(nodes)
     rows: list[dict[Node, Signs]] = []
     for reads in _READS:
         known: dict[Node, Signs] = {}
@@ -72,12 +71,14 @@ def tables(nodes: Collection[Node], whole: Mapping[Node, Signs]) -> dict[Node, T
             if other in known:
                 return known[other]
             found = whole.get(other, NOTHING)
-            return found if _is_constant(other) else (found & MASK) | (reads if _is_float(other) else NOTHING)
+            if other.op == "call_function" and not other.all_input_nodes:  # made from numbers alone
+                return found
+            return (found & MASK) | (reads if _is_float(other) else NOTHING)
 
         for node in nodes:
             known[node] = _signs(node, of)
         rows.append(known)
-    return {node: (rows[0][node], rows[1][node], rows[2][node], rows[3][node]) for node in inside}
+    return {node: (rows[0][node], rows[1][node], rows[2][node], rows[3][node]) for node in nodes}
 
 
 def union(found: Iterable[Table]) -> Table:
@@ -94,7 +95,7 @@ def _signs(node: Node, of_node: Callable[[Node], Signs]) -> Signs:
         return NOTHING
     if _is_bool(node):
         return MASK
-    if not _is_float(node, unknown=True):
+    if not _is_float(node):
         return NOTHING
     limit = largest(_dtype(node))
 
@@ -117,7 +118,9 @@ def _result(name: str, args: list[object], kwargs: dict[str, object], of: Of) ->
     if name.startswith("scaled_dot_product") or name.startswith("_scaled_dot_product"):
         return frozenset("-")  # the log-sum-exp of a row that is masked as a whole
     if name in _CONSTANTS:
-        return NOTHING.union(*(of(value) for value in leaves if not isinstance(value, Node))) | _filled(name, args, of)
+        filled = name in ("fill", "fill_") and len(args) > 1 and isinstance(args[1], Node)
+        constants = (of(value) for value in leaves if not isinstance(value, Node))
+        return NOTHING.union(*constants, of(args[1]) if filled else NOTHING)
     if name in _KEEP_MASK:
         return of(args[0])
     if name in ("neg", "neg_", "negative"):
@@ -135,11 +138,6 @@ def _result(name: str, args: list[object], kwargs: dict[str, object], of: Of) ->
     if name in _CLAMPS:  # a bound is what such a value is meant to be
         return NOTHING.union(*(of(value) for value in leaves)) - MASK
     return NOTHING.union(*(of(value) for value in leaves)) - MASK
-
-
-def _filled(name: str, args: list[object], of: Of) -> Signs:
-    """`fill(x, value)` with a value that is a tensor."""
-    return of(args[1]) if name in ("fill", "fill_") and len(args) > 1 and isinstance(args[1], Node) else NOTHING
 
 
 def _difference(name: str, args: list[object], of: Of) -> Signs:
@@ -183,11 +181,6 @@ def _name(node: Node) -> str:
     return {"truediv": "div", "imul": "mul", "isub": "sub", "iadd": "add", "itruediv": "div"}.get(name, name)
 
 
-def _is_constant(node: Node) -> bool:
-    """Whether the node makes its value from numbers alone."""
-    return node.op == "call_function" and not node.all_input_nodes
-
-
 def _dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get("val", node.meta.get("example_value"))
     return getattr(value, "dtype", None)
@@ -197,9 +190,10 @@ def _is_bool(node: Node) -> bool:
     return _dtype(node) == torch.bool
 
 
-def _is_float(node: Node, *, unknown: bool = True) -> bool:
+def _is_float(node: Node) -> bool:
+    """Also where the dtype is not known."""
     dtype = _dtype(node)
-    return unknown if dtype is None else dtype.is_floating_point or dtype.is_complex
+    return True if dtype is None else dtype.is_floating_point or dtype.is_complex
 
 
 def largest(dtype: torch.dtype | None) -> float:
@@ -233,7 +227,7 @@ class OpTraits:
     def meant(self, slot: str, reads: Signs) -> Signs:
         """Signs of the infinities that are meant in an output, if the inputs hold infinities of the signs `reads`."""
         table = self.infinities.get(slot, self.infinities.get("", SILENT))
-        return table[("-" in reads) + 2 * ("+" in reads)]
+        return table[row_of(reads)]
 
     def may_write(self, slot: str) -> bool:
         """Whether the op may write into what lies in this slot of its inputs."""

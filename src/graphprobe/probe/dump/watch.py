@@ -62,12 +62,13 @@ class WatchedValue:
         self._object: weakref.ref[torch.Tensor] | None = None
         self._version: int | None = None
         self._copied_bytes = 0
+        self._copy: torch.Tensor | None = None
         self._keep(readable(tensor))
 
     def refresh(self) -> None:
         """What lies there now is right: it was written on purpose."""
-        self._drop()
-        now = self._where.tensor()
+        self.close()
+        now = self.now()
         if now is not None:
             self._keep(now)
 
@@ -131,22 +132,18 @@ class WatchedValue:
 
     def close(self) -> None:
         """It is watched no longer."""
-        self._drop()
+        self._budget.give_back(self._copied_bytes)
+        self._copied_bytes, self._copy = 0, None
 
     def _keep(self, tensor: torch.Tensor) -> None:
         with quiet():
             size_bytes = tensor.numel() * tensor.element_size()
-            self._copy: torch.Tensor | None = None
             self._digest: Any = None
             if self._budget.take(size_bytes):
                 self._copied_bytes = size_bytes
                 self._copy = _bytes(tensor).clone()
             else:
                 self._digest = stats_of(tensor).digest if self.on_cpu else stats_async(tensor)
-
-    def _drop(self) -> None:
-        self._budget.give_back(self._copied_bytes)
-        self._copied_bytes, self._copy = 0, None
 
 
 def change_from_row(row: list[int], elements: int) -> Change | None:
@@ -198,13 +195,12 @@ class _Chosen(NamedTuple):
 
 
 class _Suspicion(NamedTuple):
-    """A value that may have changed; `was` is the copy of it, `row` what is not yet read from a device."""
+    """A value that may have changed; `was` is the copy of it."""
 
     value: WatchedValue
     intact: GraphOp | None
     culprit: GraphOp
     declared: bool
-    row: torch.Tensor | None
     was: torch.Tensor | None
 
 
@@ -213,7 +209,8 @@ class _WatchedCall:
 
     def __init__(self) -> None:
         self.values: list[WatchedValue] = []
-        self.suspicions: list[_Suspicion] = []
+        self.suspicions: list[tuple[torch.Tensor, _Suspicion]] = []
+        """With numbers that are not yet read from a device."""
         self.given: set[int] = set()
 
 
@@ -268,7 +265,7 @@ class WatchObserver(FindingObserver):
             call = self._calls.setdefault(execution.call, _WatchedCall())
             if not op.data:
                 self._check(execution, call, chosen)
-            if op.data:
+            else:
                 call.given |= {memory for memory, _, _ in _spans(v for _, v in execution.outputs or () if is_tensor(v))}
             self._watch_outputs(execution, call, chosen)
             if chosen.named and op.index in (chosen.layers | chosen.named) and not op.data:
@@ -347,24 +344,24 @@ class WatchObserver(FindingObserver):
         intact, value.checked = value.checked, op
         if change is None:
             return False
+        found = _Suspicion(value, intact, op, declared, value.before)
         if isinstance(change, torch.Tensor):
-            call.suspicions.append(_Suspicion(value, intact, op, declared, change, value.before))
+            call.suspicions.append((change, found))
             return False
-        self._report(execution.call, _Suspicion(value, intact, op, declared, None, value.before), change)
+        self._report(execution.call, found, change)
         value.close()
         return True
 
     def _settle(self, graph_call: GraphCall, call: _WatchedCall) -> None:
         """Read back what was found on devices, with one wait; of each value, the first change is told."""
         told: set[int] = set()
-        by_device: dict[torch.device, list[_Suspicion]] = {}
-        for found in call.suspicions:
-            if found.row is not None:
-                by_device.setdefault(found.row.device, []).append(found)
+        by_device: dict[torch.device, list[tuple[torch.Tensor, _Suspicion]]] = {}
+        for row, found in call.suspicions:
+            by_device.setdefault(row.device, []).append((row, found))
         for suspicions in by_device.values():
             with quiet():
-                rows = torch.stack([found.row for found in suspicions if found.row is not None]).tolist()
-            for found, row in zip(suspicions, rows, strict=True):
+                rows = torch.stack([row for row, _ in suspicions]).tolist()
+            for (_, found), row in zip(suspicions, rows, strict=True):
                 change = change_from_row(row, found.value.elements)
                 if change is None or id(found.value) in told:
                     continue

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeKind, NodeOrigin
-
-__all__ = ["GUARD", "IRBuffer", "IRGraph", "IRNode", "NodeKind", "NodeOrigin", "Script"]
-
 GUARD = (
     'if __name__ == "__main__": import os, sys, traceback; sys.excepthook = lambda *error: (traceback.print_exception('
     "*error), sys.stdout.flush(), os._exit(130 if error[0] is KeyboardInterrupt else 125))"

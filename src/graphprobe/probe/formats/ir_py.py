@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from graphprobe.engine.values import one_file_bytes
-from graphprobe.probe.formats import IRGraph, Script
+from graphprobe.internals.ir.records import IRGraph
+from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import STEMS, GraphSource, example_inputs, preamble
 from graphprobe.probe.formats.literals import Unreproducible, metas_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from graphprobe.internals.dynamo.frame_failures import FailedFrame, FrameFailures, asked_by_torch
 from graphprobe.records import Where
@@ -17,10 +17,6 @@ MOST_RECORDS = 50
 """Of one run; the same failure at the same line is recorded once."""
 TEXTS_BYTES = 4 * 1024**2
 """Kept free of tensor data, for the texts of a record."""
-
-
-class _Session(Protocol):
-    writer: RunWriter
 
 
 class FrameWatch:
@@ -37,7 +33,7 @@ class FrameWatch:
         self,
         settings: Settings,
         writer: RunWriter,
-        here: Callable[[], _Session | None],
+        here: Callable[[], Any],
         on_error: Callable[[str, BaseException], None],
     ) -> None:
         self._settings, self._own_writer, self._here = settings, writer, here

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import sys
 import types
 from collections.abc import Mapping
@@ -42,6 +43,8 @@ class _Module:
     namespace: Mapping[str, Any]
     own: bool
     source: SourceFile | None = None
+    path: str | None = None
+    """Of the text, in the record's folder."""
     values: dict[str, Encoded] = field(default_factory=dict)
     whole: bool = False
     """Whether the module itself is a value, so that any attribute of it may be read."""
@@ -99,7 +102,7 @@ class CodeRecorder:
 
     def texts(self) -> dict[str, str]:
         """The texts to write, by the path in the record's folder."""
-        return {path: module.source.text() for module, path in self._paths() if module.source is not None}
+        return {m.path: m.source.text() for m in self._modules.values() if m.source is not None and m.path is not None}
 
     def _function_value(self, function: FunctionType, entry: dict[str, Any], path: str) -> dict[str, Any]:
         marked = marked_function(function)
@@ -133,23 +136,21 @@ class CodeRecorder:
             "defaults": [],
             "kwdefaults": {},
         }
-        self._uses(code, module)
+        self._names |= attribute_names(code)
+        self._need(module, global_names(code))
+        self._imports(code, module)
         entry["closure"] = [self._encoder.encode(cell, f"{path}.{name}") for name, cell in cells.items()]
         return entry
 
-    def _uses(self, code: CodeType, module: _Module) -> None:
-        self._names |= attribute_names(code)
-        self._need(module, global_names(code))
+    def _imports(self, code: CodeType, module: _Module) -> None:
         for name in imported_modules(code, module.namespace):
             if is_own(name):
                 self._whole(sys.modules[name])
 
     def _cell(self, cell: types.CellType, entry: dict[str, Any], path: str) -> dict[str, Any]:
         entry["kind"] = "cell"
-        try:
+        with contextlib.suppress(ValueError):  # nothing has been put there yet
             entry["value"] = self._encoder.encode(cell.cell_contents, path)
-        except ValueError:  # nothing has been put there yet
-            pass
         return entry
 
     def _class(self, kind: type, entry: dict[str, Any], path: str) -> dict[str, Any]:
@@ -182,9 +183,7 @@ class CodeRecorder:
         self._need(module, names_in_class(node) & set(known))
         for function in functions:
             if function.__qualname__.startswith(kind.__qualname__ + "."):
-                for name in imported_modules(function.__code__, known):
-                    if is_own(name):
-                        self._whole(sys.modules[name])
+                self._imports(function.__code__, module)
         entry["closure"] = self._encoder.encode_names(closure, path)
         entry["attributes"] = self._encoder.encode_names(_attributes(kind, node), path)
         for base in kind.__bases__:
@@ -206,12 +205,12 @@ class CodeRecorder:
         name = module.__name__
         if is_own(name):
             return {"kind": "module", "name": self._whole(module)}
-        if sys.modules.get(name) is not module:
-            place = import_of(module)
-            if place is None:
-                raise NotRecordable("a module that is not among those imported")
-            return {"kind": "import", "module": place[0], "qualname": place[1]}
-        return {"kind": "module", "name": name}
+        if sys.modules.get(name) is module:
+            return {"kind": "module", "name": name}
+        place = import_of(module)
+        if place is None:
+            raise NotRecordable("a module that is not among those imported")
+        return {"kind": "import", "module": place[0], "qualname": place[1]}
 
     def _whole(self, module: ModuleType) -> str:
         """Have a module of the program at hand as a value; its name in the record."""
@@ -233,6 +232,11 @@ class CodeRecorder:
     def _source(self, module: _Module, file: str) -> SourceFile:
         if module.source is None:
             module.source = SourceFile(file, module.namespace)
+            stem = PurePath(file).stem if module.name == "__main__" else module.name
+            name = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem) or "source"
+            while any(other.path == f"{SOURCE}/{name}.py" for other in self._modules.values()):
+                name += "_"
+            module.path = f"{SOURCE}/{name}.py"
         elif module.source.file != file:
             raise NotRecordable(f"{module.name} has code of two files, {module.source.file} and {file}")
         return module.source
@@ -245,27 +249,14 @@ class CodeRecorder:
                 module.values[name] = None  # so that a cycle ends here
                 module.values[name] = self._encoder.encode(module.namespace[name], f"{module.name}.{name}")
 
-    def _paths(self) -> list[tuple[_Module, str]]:
-        found: list[tuple[_Module, str]] = []
-        for module in self._modules.values():
-            if module.source is not None:
-                stem = PurePath(module.source.file).stem if module.name == "__main__" else module.name
-                name = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem) or "source"
-                taken = {path for _, path in found}
-                while f"{SOURCE}/{name}.py" in taken:
-                    name += "_"
-                found.append((module, f"{SOURCE}/{name}.py"))
-        return found
-
     def _records(self) -> list[ModuleRecord]:
-        paths = {module.name: path for module, path in self._paths()}
         return [
             ModuleRecord(
                 name=module.name,
                 own=module.own,
                 file=module.source.file if module.source else _text(module.namespace.get("__file__")),
                 package=_text(module.namespace.get("__package__")),
-                source=paths.get(module.name),
+                source=module.path,
                 values=module.values,
             )
             for module in self._modules.values()

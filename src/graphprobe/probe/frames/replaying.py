@@ -197,6 +197,12 @@ def compare(doc: Mapping[str, Any], error: BaseException, files: Mapping[str, st
     return found
 
 
+def result_of(
+    verdict: str, text: str, caveats: Sequence[str] = (), differences: Sequence[str] = (), error: Any = None
+) -> dict[str, Any]:
+    return {"verdict": verdict, "text": text, "caveats": caveats, "differences": differences, "error": error}
+
+
 def verdict_of(doc: Mapping[str, Any], folder: Path, options: Any) -> dict[str, Any]:
     """Rebuilds the frame, traces it, and says what became of it."""
     tensors = restore_all(read_tensors(folder, doc["tensors"]), doc["tensors"], options.device)
@@ -211,24 +217,18 @@ def verdict_of(doc: Mapping[str, Any], folder: Path, options: Any) -> dict[str, 
                 importlib.import_module(DYNAMO).maybe_mark_dynamic(tensors[int(number)], dim)
         error = error_of(function, call, doc["fullgraph"], doc["failure"]["suppressed"], backend_of(options.backend))
     caveats = [f"{p['path']} ({p['type']}): {p['reason']}" for p in doc["placeholders"]] + list(doc["notes"])
-    result: dict[str, Any] = {"caveats": caveats, "differences": [], "error": None}
     if error is None:
-        lost = bool(doc["placeholders"])
-        text = "the frame is traced without an error"
-        return result | {
-            "verdict": "undecided" if lost else "gone",
-            "text": text + (", but not all of it was recorded" if lost else ""),
-        }
+        lost = ", but not all of it was recorded" if doc["placeholders"] else ""
+        return result_of("undecided" if lost else "gone", f"the frame is traced without an error{lost}", caveats)
     line = user_line(error)
-    result["error"] = {
+    facts = {
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "message": str(error),
         "line": None if line is None else {"file": line[0], "line": line[1], "function": line[2]},
     }
-    result["differences"] = compare(doc, error, files)
-    if result["differences"]:
-        return result | {"verdict": "undecided", "text": "the frame fails, but not as it was recorded"}
-    return result | {"verdict": "reproduced", "text": "the frame fails as it was recorded"}
+    different = compare(doc, error, files)
+    verdict, how = ("undecided", ", but not") if different else ("reproduced", "")
+    return result_of(verdict, f"the frame fails{how} as it was recorded", caveats, different, facts)
 
 
 def replay_frame(folder: Path, argv: Sequence[str] | None = None) -> int:
@@ -246,10 +246,9 @@ def replay_frame(folder: Path, argv: Sequence[str] | None = None) -> int:
             importlib.import_module(module)
         result = verdict_of(doc, folder, options)
     except Undecided as reason:
-        result = {"verdict": "undecided", "text": str(reason), "caveats": [], "differences": [], "error": None}
+        result = result_of("undecided", str(reason))
     except Exception as error:
-        text = f"the frame could not be rebuilt: {type(error).__name__}: {error}"
-        result = {"verdict": "undecided", "text": text, "caveats": [], "differences": [], "error": None}
+        result = result_of("undecided", f"the frame could not be rebuilt: {type(error).__name__}: {error}")
     finally:
         if main is not None:
             sys.modules[MAIN] = main
