@@ -24,7 +24,7 @@ from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.operators.eager_ops import in_backward
 from graphprobe.internals.operators.operators import OpMode, Overload
 from graphprobe.internals.operators.registrations import Promise, fake_kernel_of, kernel_of, name_of, without_fakes
-from graphprobe.internals.tensors.trees import tree_leaves, tree_map
+from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.judge.judging import Difference
 from graphprobe.probe.formats.literals import BUILT_IN_NAMESPACES
 

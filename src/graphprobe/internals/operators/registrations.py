@@ -13,7 +13,7 @@ import torch
 from graphprobe.internals.names import require
 from graphprobe.internals.operators.operators import Overload
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors.trees import tree_map
+from graphprobe.internals.tensors import tree_map
 
 PURPOSE = "holding operators against their fake kernels"
 
