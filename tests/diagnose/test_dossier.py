@@ -14,7 +14,7 @@ from reduction.reduction_cases import captured
 from conftest import Finished, module_at
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import watch
-from graphprobe.diagnose.dossier.comparison import CallOutcome, compare, compare_call, sharing
+from graphprobe.diagnose.dossier.self_check import CallOutcome, compare, compare_call, sharing
 from graphprobe.diagnose.dossier.writer import TEST, run_repro, write_dossier
 from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphprobe.diagnose.dossier.program_proof import Factory, program_proof, write_program_proof
+from graphprobe.diagnose.dossier.program_proof import write_program_proof
 from graphprobe.diagnose.dossier.writer import run_repro
 
 UNCOMPILED = "not torch.compiler.is_compiling()"
@@ -249,7 +249,7 @@ def loaded(file: Path, name: str) -> Any:
 
 def write(folder: Path, fn: Any, calls: Any, **how: Any) -> Path:
     out = folder / "proof"
-    assert write_program_proof(out, fn, calls, **{"backend": "eager", "seed": 0, **how}) == []
+    assert write_program_proof(out, fn, calls, **{"backend": "eager", **how}) == []
     return out
 
 
@@ -350,11 +350,10 @@ def program(x):
     return x + 1 if odd.me is odd else x
 """
     module = load(tmp_path, source)
-    proof = program_proof(lambda x: x, [(((i for i in range(3)),), {})])
-    assert proof.files == {} and "cannot be told as text" in proof.problems[0]
-    proof = program_proof(module.program, [((torch.ones(2),), {})], backend="eager")
-    assert proof.problems == [] and "the program's own file" in proof.notes[0]
-    out = write(tmp_path, module.program, [((torch.ones(2),), {})], factory=Factory(Path(module.__file__), "make"))
+    problems = write_program_proof(tmp_path / "none", lambda x: x, [(((i for i in range(3)),), {})])
+    assert "cannot be told as text" in problems[0] and not (tmp_path / "none").exists()
+    out = write(tmp_path, module.program, [((torch.ones(2),), {})])
+    assert "# It imports the program's own file" in (out / "repro.py").read_text("utf-8")
     assert lines(out) == []
 
 

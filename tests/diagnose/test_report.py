@@ -90,7 +90,8 @@ def report_of(kind: str) -> str:
     finding = Finding(kind=kind, **facts)  # type: ignore[arg-type]
     backends = dossier.backends_of(rungs("dynamo", "aot", "passes", wrong=("kernels", "plain")))
     files = {"repro.py": "shows the fault", "exact/repro.py": "the recorded graph on the recorded bits"}
-    return dossier.report_text(finding, code=CODE, versions=VERSIONS, files=files, backends=backends, **more)
+    text = dossier.report_text(finding, code=CODE, versions=VERSIONS, files=files, **more)
+    return dossier.with_backends(text, backends)
 
 
 def text_of(kind: Kind, *, reason: str = "", **more: Any) -> str:
@@ -158,7 +159,7 @@ def test_backends_of_rungs() -> None:
     assert list(dossier.backends_of(rungs("dynamo", "plain")).values()) == ["right", "not_run", "not_run", "right"]
     found = dossier.backends_of(rungs("dynamo", wrong=("kernels",)), backend="mine")
     assert found["mine"] == "wrong" and "inductor" not in found
-    text = text_of("hang", backends=found)
+    text = dossier.with_backends(text_of("hang"), found)
     assert "| `aot_eager` | not run |" in text and "| `mine` | **wrong** |" in text
 
 

@@ -18,9 +18,8 @@ from graphprobe.diagnose.evidence import alike
 from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.oracle import CompilerOracle
-from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
+from graphprobe.diagnose.reduction.problem import FxCandidate, Problem, shrinks_for
 from graphprobe.diagnose.reduction.service import Service
-from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.memory import free_memory
 from graphprobe.engine.naming import VIEWS_AND_SUCH, op_of

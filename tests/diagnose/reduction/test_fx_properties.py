@@ -10,8 +10,7 @@ from reduction.reduction_cases import calls_of
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
-from graphprobe.diagnose.reduction.shrinks import shrinks_for
+from graphprobe.diagnose.reduction.problem import FxCandidate, Problem, shrinks_for
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.values import capture
 from graphprobe.reduce import Answer, OracleVerdict, reduce

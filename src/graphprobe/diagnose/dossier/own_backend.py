@@ -42,21 +42,13 @@ OUTSIDE = re.compile(r"\b(argv|parse_args|environ|getenv)\b")
 
 @dataclass(frozen=True)
 class OwnBackend:
-    """A backend of the program, or what it has put into a setting of torch.
+    """A backend of the program, or what it has put into a setting of torch."""
 
-    Attributes:
-        name: expression that gives it once `text` has run; mostly a name.
-        text: Python that defines it, with what it imports and calls, to be put at the top level of a file.
-        shown: what the program calls it, for messages.
-        folder: that the text puts on Python's path, for a module that is not installed; empty: none.
-        live: the program's own object, where this process has it.
-    """
-
-    name: str
-    text: str
-    shown: str = ""
-    folder: str = ""
-    live: Any = field(default=None, compare=False, repr=False)
+    name: str  # expression that gives it once `text` has run; mostly a name
+    text: str  # Python that defines it, with what it imports and calls, to be put at the top level of a file
+    shown: str = ""  # what the program calls it, for messages
+    folder: str = ""  # that the text puts on Python's path, for a module that is not installed; empty: none
+    live: Any = field(default=None, compare=False, repr=False)  # the program's own object, where this process has it
 
     def make(self, *, file: str = __file__) -> Any:
         """It, anew from its text; `file`: what the text takes for its own file."""
@@ -163,16 +155,12 @@ def merged_text(owns: Iterable[OwnBackend]) -> str | None:
 
 def _meanings(node: ast.stmt) -> list[tuple[str, str]]:
     """Names that a statement binds at the top level, with what they then mean."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [(node.name, ast.dump(node))]
     if isinstance(node, ast.ImportFrom):
         return [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names]
     if isinstance(node, ast.Import):
         tops = [alias.name.partition(".")[0] for alias in node.names]
         return [(a.asname or top, a.name if a.asname else top) for a, top in zip(node.names, tops, strict=True)]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    return [(name, ast.dump(node)) for name in names]
+    return [(name, ast.dump(node)) for name in bindings(ast.Module([node], []))]
 
 
 def _statements(text: str) -> list[tuple[str, ast.stmt]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,113 +46,64 @@ _RESERVED = {**vars(program_check), **dict.fromkeys(("CHECK", STORED, INSTANCE, 
 """Names of the file's own, with what they mean where a program may mean the same by them."""
 
 
-@dataclass(frozen=True)
-class Factory:
-    """Where the program comes from, for one that cannot be told as text.
-
-    Attributes:
-        file: a Python file.
-        name: of a function in it that takes nothing and gives `(fn, args)` or `(fn, args, kwargs)`, or of `fn` itself
-            with `makes=False`.
-        makes: whether it is called.
-    """
-
-    file: Path
-    name: str
-    makes: bool = True
-
-
-@dataclass(frozen=True)
-class ProgramProof:
-    """A repro made of the program.
-
-    Attributes:
-        files: by path in the folder, `repro.py` among them.
-        problems: why it cannot be run, one line each.
-        notes: what a reader should know.
-    """
-
-    files: dict[str, bytes] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 def write_program_proof(
-    folder: Path, fn: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]], **how: Any
-) -> list[str]:
-    """Write what `program_proof` makes into a folder; its problems.
-
-    Raises:
-        OSError: as the operating system gives it.
-    """
-    proof = program_proof(fn, calls, **how)
-    for name, data in proof.files.items():
-        path = Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_new_file(path, data)
-    return proof.problems
-
-
-def program_proof(
+    folder: Path,
     fn: Any,
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
     *,
     between: Callable[[Any, int], Any] | None = None,
     grad: bool | None = None,
-    seed: int | None = None,
     backend: str | Callable[..., Any] = "inductor",
     dynamic: bool | None = None,
-    options: Mapping[str, Any] | None = None,
+    fullgraph: bool = False,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     hooks: Mapping[str, OwnBackend] | None = None,
     what: str = "torch.compile changes what this program does",
     kind: str = "",
     tolerance: float | None = None,
-    factory: Factory | None = None,
-) -> ProgramProof:
-    """A Python file that exits 1 while the program, compiled, does something else than uncompiled, else 0 or 125.
+) -> list[str]:
+    """Write a `repro.py` that exits 1 while the program, compiled, does something else than uncompiled, else 0 or 125.
 
     It needs torch, what the program imports, and the files beside it. It holds the program as it is now: nothing that
     a call changes may have been changed yet.
 
     Args:
-        fn, calls, between, grad, seed: as in `Program`.
-        backend, dynamic: as `torch.compile` takes them.
-        options: further arguments of `torch.compile`: `mode`, `options`, `fullgraph`.
+        fn, calls, between, grad: as in `Program`.
         settings: changed ones by package (`inductor`, `functorch`, `dynamo`) and dotted name.
         hooks: what the program has put into settings, see `Case.hooks`.
         what: first lines of the file, as a comment.
         kind: of the fault; `hang` makes a process that does not end one.
         tolerance: relative to each element and to the rms of all; None: the root of the dtype's epsilon.
-        factory: where to get the program from where it cannot be told as text.
+
+    Returns:
+        why it cannot be run, one line each; nothing is written then.
     """
-    given: dict[str, Any] = {"backend": backend, "dynamic": dynamic, **(options or {})}
+    given: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph or None}
     if reason := why_no_text(backend):
-        return ProgramProof(problems=[reason])
+        return [reason]
     own = own_backend(backend)
     if own is not None:
         given["backend"] = _Name(own.name)
     own_text = own_lines(own, hooks or {})
     if own_text is None:
-        return ProgramProof(problems=["the backend and the hooks use one name for different things"])
+        return ["the backend and the hooks use one name for different things"]
     roots = {"fn": fn, "calls": [(tuple(a), dict(k)) for a, k in calls], "between": between}
-    notes: list[str] = []
     try:
-        text = program_text(roots, reserved=_RESERVED)
+        text, notes = _text_of(roots)
     except Unwritable as error:
-        try:
-            text = _imported(roots, factory)
-        except Unwritable as second:
-            return ProgramProof(problems=[f"the program cannot be told as text: {error}; nor be imported: {second}"])
-        notes.append(f"It imports the program's own file, because this cannot be told as text: {error}.")
-    more = {"grad": grad, "seed": seed, "tolerance": tolerance, "hang": kind == "hang" or None}
+        return [str(error)]
+    more = {"grad": grad, "tolerance": tolerance, "hang": kind == "hang" or None}
     check = joined("CHECK = dict(", _check_arguments(text, given, more, between=between is not None), ")")
     body = [*state_lines(grad), *setting_lines(settings or {})], text.text, own_text
     script = _script([what, *notes], text, ["\n".join(body[0]), *body[1:]], check)
     files = {"repro.py": script.encode(), **{name: part.encode() for name, part in text.files.items()}}
     if text.stored:
         files[TENSORS] = safetensors_bytes(text.stored, {"format": "pt"})
-    return ProgramProof(files, [], notes)
+    for name, data in files.items():
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_new_file(path, data)
+    return []
 
 
 def _check_arguments(
@@ -207,35 +158,35 @@ def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], check: 
     return "\n\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _imported(roots: Mapping[str, Any], factory: Factory | None) -> ProgramText:
-    """The program from its own file; its calls as text, where they can be."""
+def _text_of(roots: Mapping[str, Any]) -> tuple[ProgramText, list[str]]:
+    """The program as text or, where that cannot be, from its own file; and what a reader should know."""
+    try:
+        return program_text(roots, reserved=_RESERVED), []
+    except Unwritable as error:
+        try:
+            found = _imported(roots)
+        except Unwritable as second:
+            raise Unwritable(f"the program cannot be told as text: {error}; nor be imported: {second}") from second
+        return found, [f"It imports the program's own file, because this cannot be told as text: {error}."]
+
+
+def _imported(roots: Mapping[str, Any]) -> ProgramText:
+    """The program from its own file; its calls as text."""
     fn, between = roots["fn"], roots["between"]
     source: Any = None if isinstance(fn, torch.nn.Module) else inspect.unwrap(fn)
-    if factory is None:
-        name = getattr(source, "__qualname__", "<none>")
-        file = getattr(getattr(source, "__code__", None), "co_filename", "")
-        if not name.isidentifier() or not Path(file).is_file() or source.__globals__.get(name) is not fn:
-            raise Unwritable("it is no function of a file")
-        factory = Factory(Path(file), name, makes=False)
-    elif not Path(factory.file).is_file():
-        raise Unwritable(f"{factory.file} is not there")
-    try:
-        found = program_text({"calls": roots["calls"]}, reserved=_RESERVED)
-    except Unwritable:
-        if not factory.makes or len(roots["calls"]) > 1:
-            raise
-        found = ProgramText(roots={"calls": "[(made[1], made[2] if len(made) > 2 else {})]"})
-    lines = [f"module = user_file({str(Path(factory.file).resolve())!r})"]
-    lines.append(f"made = module.{factory.name}{'()' if factory.makes else ''}")
-    found.text = "\n".join(filter(None, [found.text, *lines]))
-    found.roots["fn"] = "made[0] if isinstance(made, tuple) else made"
+    name = getattr(source, "__qualname__", "<none>")
+    file = getattr(getattr(source, "__code__", None), "co_filename", "")
+    if not name.isidentifier() or not Path(file).is_file() or source.__globals__.get(name) is not fn:
+        raise Unwritable("it is no function of a file")
+    found = program_text({"calls": roots["calls"]}, reserved=_RESERVED)
+    found.text = "\n".join(filter(None, [found.text, f"module = user_file({str(Path(file).resolve())!r})"]))
+    found.roots["fn"] = f"module.{name}"
     found.modules.append("user_file")
     found.names.append("module")
     if between is not None:
-        name = getattr(between, "__qualname__", "<none>")
-        if Path(getattr(between, "__code__", _imported.__code__).co_filename) != Path(factory.file):
+        if Path(getattr(between, "__code__", _imported.__code__).co_filename) != Path(file):
             raise Unwritable("what runs between the calls lies in another file")
-        found.roots["between"] = f"module.{name}"
+        found.roots["between"] = f"module.{between.__qualname__}"
     return found
 
 
@@ -274,8 +225,14 @@ def state_lines(grad: bool | None) -> list[str]:
 
 def setting_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Lines that configure torch: settings by package and dotted name."""
-    found = []
-    for package, changes in settings.items():
-        found += [f"import torch._{package}.config"] if changes else []
-        found += [f"torch._{package}.config.{name} = {value!r}" for name, value in changes.items()]
-    return found
+    packages = [package for package, changes in settings.items() if changes]
+    return [*(f"import torch._{package}.config" for package in packages), *assignments(settings)]
+
+
+def assignments(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The statements that set these."""
+    return [
+        f"torch._{package}.config.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
+        for package, changes in settings.items()
+        for name, value in changes.items()
+    ]

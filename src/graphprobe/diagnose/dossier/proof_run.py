@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from graphprobe.diagnose.dossier.watch import end_with_parent
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
@@ -45,25 +46,34 @@ def run_script(
         if stage == "runtime":
             env |= dict.fromkeys(("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"), "1")
             env["TORCHINDUCTOR_CACHE_DIR"] = str(Path(elsewhere) / "cache")
-        process = subprocess.Popen(
-            [python, "-I", *arguments],
-            cwd=elsewhere,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            return EXIT_UNDECIDED, f"it did not end within {timeout_s:g} s"
-        finally:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    code = process.returncode
-    return (code if code >= 0 else EXIT_UNDECIDED), output.decode("utf-8", "replace")[-OUTPUT:]
+        code, output = run_group([python, "-I", *arguments], timeout_s, cwd=elsewhere, env=env)
+    if code is None:
+        return EXIT_UNDECIDED, f"it did not end within {timeout_s:g} s"
+    return (code if code >= 0 else EXIT_UNDECIDED), output[-OUTPUT:]
+
+
+def run_group(command: Sequence[str] | str, timeout_s: float, **how: Any) -> tuple[int | None, str]:
+    """Exit code and output of a command, which ends with all that it started; no code where it takes longer than that.
+
+    `how`: further arguments of `Popen`.
+    """
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+        **how,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode, output.decode("utf-8", "replace")
 
 
 def proof_under(python: str, repro: Path, stage: Stage, *, limit_s: float = PROOF_S) -> tuple[str, str]:

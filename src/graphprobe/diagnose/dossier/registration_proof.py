@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.plain_inputs import FILE, PlainInputs
+from graphprobe.diagnose.dossier.plain_inputs import PlainInputs
 from graphprobe.diagnose.dossier.short import Short
-from graphprobe.diagnose.dossier.short_check import HOOK, USAGE, condensed, future_lines, import_lines
-from graphprobe.diagnose.dossier.writer import TEST, first_shown
+from graphprobe.diagnose.dossier.short_check import USAGE, condensed, head_of
+from graphprobe.diagnose.dossier.writer import first_shown, write_proof
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.diagnose.prove import free_folder
-from graphprobe.engine.values import capture, tensor_file
+from graphprobe.engine.values import capture
 from graphprobe.errors import GraphprobeError
-from graphprobe.findings import Finding, finding_json
+from graphprobe.findings import Finding
 from graphprobe.internals.operators.operators import Overload
 from graphprobe.internals.operators.registrations import name_of
 from graphprobe.probe.formats.literals import Unreproducible
@@ -36,17 +36,10 @@ def prove_registration(
     `fn`: the program, which calls the operator with these arguments.
     """
     shown = first_shown(_scripts(finding, fn, op, args, kwargs))
-    if shown is None:
-        return
-    folder = free_folder(parent, finding)
-    folder.mkdir(parents=True)
-    finding.dossier, finding.proof = str(folder), "piece"
-    files = {"repro.py": shown.short.text, "test_repro.py": TEST, "output.txt": shown.output}
-    for name, text in files.items():
-        (folder / name).write_text(text, "utf-8")
-    (folder / "finding.json").write_bytes(finding_json(finding))
-    if shown.short.tensors:
-        (folder / FILE).write_bytes(tensor_file(shown.short.tensors))
+    if shown is not None:
+        folder = free_folder(parent, finding)
+        finding.dossier, finding.proof = str(folder), "piece"
+        write_proof(folder, finding, shown)
 
 
 def _scripts(finding: Finding, fn: Any, op: Overload, args: list[Any], kwargs: dict[str, Any]) -> Iterator[Short]:
@@ -94,6 +87,5 @@ def _script(
     ]
     body = "\n".join(['if __name__ == "__main__":', *(f"    {line}" for line in lines)])
     title = finding.reason.partition(". ")[0]
-    head = [f"# {title}", f"# {USAGE}", *future_lines(definition), *import_lines(imports, HOOK, definition), "", HOOK]
-    text = condensed("\n\n".join(["\n".join(head), definition, body]) + "\n")
+    text = condensed("\n\n".join([head_of([title, USAGE], imports, definition, definition), definition, body]) + "\n")
     return Short(text, text.replace(TESTS, "()"))

@@ -132,7 +132,6 @@ def report_text(
     output: str = "",
     versions: Mapping[str, str],
     files: Mapping[str, str],
-    backends: Mapping[str, str] | None = None,
     log: str = "",
     graph: str = "",
     problems: Sequence[str] = (),
@@ -146,7 +145,6 @@ def report_text(
         output: what the script prints.
         versions: name and version of everything that may matter, see `environment`.
         files: name and meaning of the files beside the report.
-        backends: what each gives, see `backends_of`; None: no table.
         log: what was raised, with the compiler's own words.
         graph: the graph as text.
         problems: why the script cannot be run elsewhere, one line each.
@@ -158,6 +156,7 @@ def report_text(
     stood = output if finding.kind == "hang" and FIRST in output else ""
     errors = trimmed(log or stood or (finding.reason if finding.kind in CRASHES else ""))
     printed = trimmed(output)
+    lines = [f"\n{name}:\n{value}" if "\n" in value else f"{name}: {value}" for name, value in versions.items()]
     parts = [
         f"# {title_of(finding)}",
         "### 🐛 Describe the bug",
@@ -169,7 +168,6 @@ def report_text(
         else "",
         scrubbed(f"- *Expected*: {expected}\n- *Actual*: {actual}"),
         f"Output of the script:\n\n{_fenced(printed)}" if printed and printed not in errors and not stood else "",
-        _backends(backends) if backends else "",
         _listed("Settings other than the defaults:", [f"`{scrubbed(text)}`" for text in settings]),
         _folded("Where it comes from, and how it was measured", scrubbed(_facts(finding))),
         _folded("Graph", _fenced(_cut(scrubbed(graph)), "python")) if graph else "",
@@ -177,7 +175,7 @@ def report_text(
         "### Error logs",
         _fenced(errors) if errors else "No error is raised.",
         "### Versions",
-        _fenced(versions_text(versions)) if versions else "",
+        _fenced("\n".join(lines)) if versions else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -186,22 +184,9 @@ def with_backends(report: str, backends: Mapping[str, str]) -> str:
     """The report with a table of what each backend gives, before what is folded; as it is where it has one."""
     if not backends or BACKENDS_HEAD in report:
         return report
-    return with_table(report, BACKENDS_HEAD, _backends(backends))
-
-
-def with_table(report: str, first: str, table: str) -> str:
-    """The report with a table before what is folded, in the place of the table that begins with the line `first`."""
-    blocks = [block for block in report.split("\n\n") if not block.startswith(f"{first}\n")]
+    blocks = report.split("\n\n")
     at = next((i for i, block in enumerate(blocks) if block.startswith(("<details>", "### Error logs"))), len(blocks))
-    return "\n\n".join([*blocks[:at], table, *blocks[at:]])
-
-
-def versions_text(versions: Mapping[str, str]) -> str:
-    """Names and versions in the form of `torch.utils.collect_env`; what has several lines stands below its name."""
-    lines = []
-    for name, value in versions.items():
-        lines += ["", f"{name}:", *value.splitlines()] if "\n" in value else [f"{name}: {value}"]
-    return "\n".join(lines)
+    return "\n\n".join([*blocks[:at], _backends(backends), *blocks[at:]])
 
 
 def _what(finding: Finding) -> str:

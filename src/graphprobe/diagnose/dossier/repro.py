@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier import comparison, self_check, watch
+from graphprobe.diagnose.dossier import self_check, watch
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes
@@ -69,9 +69,11 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
         *graph.functions,
         f"def build():\n    return build_graph({loading})",
         f"{_RULE}\n# What follows runs the graph above in a child process and compares; it is the same in every repro.",
-        _watching() + "\n\n" + _PARENT,
+        replay.embedded(file=watch.__file__, mark="watch") + "\n\n" + _PARENT,
         "".join(f"import {module}\n" for module in imports),
-        _checking(),
+        replay.embedded(),
+        replay.embedded(file=self_check.__file__, mark="check"),
+        HELPERS,
         *([BUILD_MODULE] if any(" module(" in text for text in graph.functions) else []),
         _CHILD,
     ]
@@ -81,16 +83,6 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
         constants_name=CONSTANTS,
         problems=tuple(problems),
     )
-
-
-def _watching() -> str:
-    return replay.embedded(file=watch.__file__, mark="watch")
-
-
-def _checking() -> str:
-    own = ((comparison.__file__, "comparison"), (self_check.__file__, "check"))
-    parts = [replay.embedded(), *(replay.embedded(file=file, mark=mark) for file, mark in own)]
-    return "\n\n\n".join(part.strip() for part in [*parts, HELPERS])
 
 
 def owns_of(case: Case) -> dict[str, OwnBackend]:

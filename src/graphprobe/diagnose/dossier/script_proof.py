@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from graphprobe.diagnose.dossier.proof_run import run_script
-from graphprobe.diagnose.dossier.report import report_text, title_of
-from graphprobe.diagnose.dossier.writer import TEST
-from graphprobe.diagnose.settings import versions
-from graphprobe.findings import Finding, finding_json
+from graphprobe.diagnose.dossier.report import title_of
+from graphprobe.diagnose.dossier.writer import write_proof
+from graphprobe.findings import Finding
 from graphprobe.probe.script import ScriptTarget
 
 SCRIPT = "script.py"
@@ -151,8 +150,5 @@ def prove_by_script(
         "test_repro.py": "the same as a test",
         "finding.json": "what was found",
     }
-    report = report_text(finding, code=path.read_text("utf-8"), output=output, versions=versions(), files=files)
-    (folder / "test_repro.py").write_text(TEST, "utf-8")
-    (folder / "finding.json").write_bytes(finding_json(finding))
-    (folder / "REPORT.md").write_text(report, "utf-8")
+    write_proof(folder, finding, code=path.read_text("utf-8"), output=output, files=files)
     return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import copy
 import itertools
-import json
 import keyword
 import logging
 import operator
@@ -21,19 +20,18 @@ from torch import fx
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, reference_of
 from graphprobe.diagnose.dossier.plain_inputs import FILE, MOST_INLINE, Form, PlainInputs, values_of
-from graphprobe.diagnose.dossier.program_proof import own_lines
+from graphprobe.diagnose.dossier.program_proof import assignments, own_lines
 from graphprobe.diagnose.dossier.repro import is_aten, repeats_for
 from graphprobe.diagnose.dossier.short_check import (
     FACTS,
-    HOOK,
     MOST_LINES,
     RAMP,
     USAGE,
     check_text,
     compares_values,
     condensed,
-    future_lines,
-    import_lines,
+    facts_text,
+    head_of,
     limit_of,
     repeated,
 )
@@ -187,16 +185,13 @@ class _Script:
     def _text(self, run: str, check: str) -> str:
         modules = [f"import {name}" for name in self.plain.imports]
         modules += [f"import torch._{name}.config" for name, changes in self.case.configs.items() if changes]
-        head = [f"# {line}" for line in (*self.title.splitlines(), USAGE, *self.case.unsaved_settings)]
-        fixed: list[str] = []
+        notes, lines = [self.title, USAGE, *self.case.unsaved_settings], self._setting_lines()
         if self.inputs.tensors:
             modules += ["from pathlib import Path", "from safetensors.torch import load_file"]
-            head.append(f"# The fault needs the recorded values: they are in {FILE}, beside this file.")
-            fixed.insert(0, f'saved = load_file(Path(__file__).with_name("{FILE}"))')
+            notes.append(f"The fault needs the recorded values: they are in {FILE}, beside this file.")
+            lines.append(f'saved = load_file(Path(__file__).with_name("{FILE}"))')
         own = self._own()
-        head += future_lines("".join(own))
-        top = [*head, *import_lines(modules, HOOK, check), "", HOOK, *self._setting_lines(), *fixed]
-        parts = ["\n".join(top), *own, *self.plain.functions, run, check]
+        parts = [head_of(notes, modules, "".join(own), check, *lines), *own, *self.plain.functions, run, check]
         return "\n\n".join(parts) + "\n"
 
     def _own(self) -> list[str]:
@@ -211,11 +206,7 @@ class _Script:
         return [re.sub(r"\n{3,}", "\n\n", text)] if text else []
 
     def _setting_lines(self) -> list[str]:
-        lines = [
-            f"torch._{package}.config.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
-            for package, changes in self.case.configs.items()
-            for name, value in changes.items()
-        ]
+        lines = assignments(self.case.configs)
         state = self.case.calls[0].doc["state"]
         if state["float32_matmul_precision"] != "highest":
             lines.append(f"torch.set_float32_matmul_precision({state['float32_matmul_precision']!r})")
@@ -243,9 +234,7 @@ class _Script:
         if self.kind in FACTS:
             lines = [re.sub(r"(?<=return )(.+)", r"facts(\1)", line) for line in lines]
         body = "\n".join(f"    {line}" for line in lines)
-        facts = FACTS.get(self.kind)
-        before = f"def facts(seen):\n    return {facts}\n\n" if facts else ""
-        return f"{before}def run({FUNCTION}):\n{body}"
+        return f"{facts_text(self.kind)}def run({FUNCTION}):\n{body}"
 
     def _called(self, call: int, tensors: Sequence[str], several: bool) -> None:
         """Lines that call and gather what is looked at; `tensors`: names of those among the arguments."""

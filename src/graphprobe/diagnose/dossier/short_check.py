@@ -160,13 +160,21 @@ def condensed(script: str) -> str:
     return dense if script.count("\n") > MOST_LINES >= dense.count("\n") else script
 
 
-def future_lines(text: str) -> list[str]:
-    """Annotations stay as they are where a program has any."""
-    return [FUTURE] if re.search(r"def .*(->|\w: )", text) else []
+def head_of(notes: Sequence[str], modules: Sequence[str], defined: str, check: str, *lines: str) -> str:
+    """The first lines of a script: comments, imports, what makes an exception no fault, and more lines.
+
+    Args:
+        modules: import statements, beside those of the standard library that the check names.
+        defined: the program's own text, whose annotations stay as they are.
+    """
+    used = {name for name in ("faulthandler", "os", "signal", "runpy") if f"{name}." in HOOK or f"{name}." in check}
+    imports = {*modules, "import sys", "import torch", *(f"import {name}" for name in used)}
+    ordered = sorted(imports, key=lambda line: ("torch" in line, line.startswith("from"), line))
+    comments = [f"# {line}" for note in notes for line in note.splitlines()]
+    future = [FUTURE] if re.search(r"def .*(->|\w: )", defined) else []
+    return "\n".join([*comments, *future, *ordered, "", HOOK, *lines])
 
 
-def import_lines(modules: Sequence[str], *texts: str) -> list[str]:
-    """What a script imports, in order: the modules, and those of the standard library that its lines name."""
-    used = {name for name in ("faulthandler", "os", "signal", "runpy") if any(f"{name}." in text for text in texts)}
-    lines = {*modules, "import sys", "import torch", *(f"import {name}" for name in used)}
-    return sorted(lines, key=lambda line: ("torch" in line, line.startswith("from"), line))
+def facts_text(kind: str) -> str:
+    """The function that takes from tensors what is compared of them; empty where their values are."""
+    return f"def facts(seen):\n    return {FACTS[kind]}\n\n" if kind in FACTS else ""

@@ -8,9 +8,9 @@ import itertools
 import keyword
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,16 +19,18 @@ from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.dossier.short_check import (
     ENDING,
     FACTS,
-    HOOK,
+    HANG_S,
     MOST_LINES,
     RAISING,
     RAMP,
     USAGE,
     check_text,
     condensed,
-    future_lines,
-    import_lines,
+    facts_text,
+    head_of,
 )
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.engine.values import why_not
@@ -43,52 +45,28 @@ _ARGUMENT = re.compile(r"argument (\w+)")
 
 @dataclass(frozen=True)
 class ShortProgram:
-    """What a short repro of a program is made of.
+    """What a short repro of a program is made of."""
 
-    Attributes:
-        fn, calls, between, grad: as in `Program`.
-        options: arguments of `torch.compile`, as text.
-        backend: text that defines the backend; empty where torch knows it.
-        head: statements before the program: the settings.
-        where: what differs: `outputs[0]`, `gradients[1]`, `inputs[0]`, or the name of what a side effect is to.
-        kind: of the fault.
-        title: first line, as a comment.
-        control: arguments of `torch.compile` with which the fault must not show, as text.
-        single: whether what differs is one value, which may be a number or a text and no tensor.
-        bound: how far a value may be off beside what is relative; None: as `torch.testing.assert_close` has it.
-        limit_s: after which a program that hangs is ended.
-    """
-
-    fn: Any
-    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-    between: Callable[[Any, int], Any] | None
-    grad: bool | None
-    options: Mapping[str, str]
-    backend: str
-    head: Sequence[str]
-    where: str
+    program: Program
+    options: Mapping[str, str]  # arguments of `torch.compile`, as text
+    backend: str  # text that defines the backend; empty where torch knows it
+    head: Sequence[str]  # statements before the program: the settings
+    where: str  # what differs: `outputs[0]`, `gradients[1]`, `inputs[0]`, or the name of what a side effect is to
     kind: str
-    title: str
-    control: str = "disable=True"
-    single: bool = False
-    bound: float | None = None
-    limit_s: int = 60
+    title: str  # first line, as a comment
+    control: str  # arguments of `torch.compile` with which the fault must not show, as text
+    single: bool  # whether one value differs, which may be a number or a text and no tensor
+    bound: float | None  # how far a value may be off beside what is relative; None: as `torch.testing.assert_close`
 
 
-def short_program(told: ShortProgram, helper: str, marker: str) -> Iterator[Short]:
-    """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text.
-
-    Args:
-        helper: text of the function that makes objects without their constructor.
-        marker: the call of it by which one sees that it is needed.
-    """
-    plain = (
-        (False, True) if told.single and told.kind == "wrong_value" and told.where.startswith("outputs") else (False,)
-    )
-    made = (True, False) if _can_be_made(told.fn) else (False,)
+def short_program(told: ShortProgram) -> Iterator[Short]:
+    """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text."""
+    is_value = told.single and told.kind == "wrong_value" and told.where.startswith("outputs")
+    plain = (False, True) if is_value else (False,)
+    made = (True, False) if _can_be_made(told.program.fn) else (False,)
     for new, of_plain in itertools.product(made, plain):
         try:
-            short = _script(told, helper, marker, new, of_plain)
+            short = _script(told, new, of_plain)
         except Exception as reason:  # a program without a text, say: the long form may have one
             log.info("no short repro of the program: %r", reason)
             continue
@@ -105,36 +83,35 @@ def _can_be_made(fn: Any) -> bool:
     return False
 
 
-def _script(told: ShortProgram, helper: str, marker: str, new: bool, plain: bool) -> Short:
+def _script(told: ShortProgram, new: bool, plain: bool) -> Short:
     """The script.
 
     Args:
         new: the module is made by its class, with other parameters.
         plain: what is compared is what the program returns beside tensors, as text.
     """
-    calls = _arguments(told)
-    if len(calls) != len(told.calls):
+    calls, fn = _arguments(told), cast(Any, told.program.fn)
+    if len(calls) != len(told.program.calls):
         raise Unwritable("an argument whose name is none of Python's")
-    roots: dict[str, Any] = {"fn": type(told.fn) if new else told.fn}
+    roots: dict[str, Any] = {"fn": type(fn) if new else fn}
     for call in calls:
         roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
-    if told.between is not None:
-        roots["between"] = told.between
+    if told.program.between is not None:
+        roots["between"] = told.program.between
     text = program_text(roots, reserved=RESERVED)
     if text.files or text.stored:
         raise Unwritable("it needs more files")
     given = dict(text.roots)
     if new:
-        given["fn"] = f"{given['fn']}(){'' if told.fn.training else '.eval()'}"
+        given["fn"] = f"{given['fn']}(){'' if fn.training else '.eval()'}"
     run = _run(told, given, calls, draws=new, plain=plain)
     eager = 'runpy.run_path(__file__)["run"]()'
     compiled = (
         f'runpy.run_path(__file__)["run"]({", ".join(f"{name}={value}" for name, value in told.options.items())})'
     )
     shown = told.kind == "side_effect" or plain
-    used = [helper] if marker in text.text + run else []
+    used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
     imports = sorted({*text.imports} - {"import torch", "import torch.nn"})
-    head = [*(f"# {line}" for line in (*told.title.splitlines(), USAGE)), *future_lines(text.text + told.backend)]
     for brief in (False, True):
         bounds = () if told.bound is None else (told.bound,)
         check = check_text(
@@ -143,14 +120,14 @@ def _script(told: ShortProgram, helper: str, marker: str, new: bool, plain: bool
             compiled,
             bounds=bounds,
             rtol=RTOL if told.bound else 0.0,
-            limit_s=told.limit_s,
+            limit_s=int(HANG_S),
             text=shown,
             brief=brief,
         )
         check = "\n".join(f"    {line}".rstrip() for line in check.splitlines())
-        top = [*head, *import_lines(imports, HOOK, check), "", HOOK, *told.head]
+        top = head_of([told.title, USAGE], imports, text.text + told.backend, check, *told.head)
         body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
-        parts = ["\n".join(top), *used, body, told.backend.strip(), run, f'if __name__ == "__main__":\n{check}']
+        parts = [top, *used, body, told.backend.strip(), run, f'if __name__ == "__main__":\n{check}']
         script = "\n\n".join(part for part in parts if part) + "\n"
         if script.count("\n") <= MOST_LINES:
             break
@@ -161,14 +138,14 @@ def _script(told: ShortProgram, helper: str, marker: str, new: bool, plain: bool
 def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
     """For each call the key of each argument, with how it is passed and its value."""
     try:
-        parameters = list(inspect.signature(told.fn).parameters.values())
+        parameters = list(inspect.signature(told.program.fn).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     known = [p.name for p in parameters if p.kind in simple]
     found = []
-    for number, (args, kwargs) in enumerate(told.calls):
-        suffix = f"_{number}" if len(told.calls) > 1 else ""
+    for number, (args, kwargs) in enumerate(told.program.calls):
+        suffix = f"_{number}" if len(told.program.calls) > 1 else ""
         call: dict[str, tuple[str, Any]] = {}
         for i, value in enumerate(args):
             name = known[i] if i < len(known) else f"arg{i}"
@@ -197,7 +174,7 @@ def _run(
         inputs.tensor(key, value)
     made = {key: key for key in tensors}
     lines = ["torch.manual_seed(0)"] if draws or inputs.drawn else []
-    named = roots["fn"].isidentifier() and told.grad is None
+    named = roots["fn"].isidentifier() and told.program.grad is None
     fn = roots["fn"] if named else "fn"
     lines += [] if named else [f"fn = {roots['fn']}"]
     lines += inputs.lines
@@ -214,22 +191,20 @@ def _run(
     lines += ["result = []"] if several else []
     for i, call in enumerate(calls):
         passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
-        lines += [f"{roots['between']}({fn}, {i})"] if i and told.between is not None else []
+        lines += [f"{roots['between']}({fn}, {i})"] if i and told.program.between is not None else []
         lines.append(f"result.append({f}({passed}))" if several else f"result = {f}({passed})")
     leaves = "torch.utils._pytree.tree_leaves({})"
-    if told.grad:
+    if told.program.grad:
         which = "torch.is_tensor(t) and t.requires_grad"
         lines.append(f"{RAMP.format(tensors=leaves.format('result'), which=which)}.backward()")
     if plain:
         lines.append(f"return repr([value for value in {leaves.format('result')} if not torch.is_tensor(value)])")
     else:
         lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves)
-    if told.grad is False:
+    if told.program.grad is False:
         lines = ["with torch.no_grad():", *(f"    {line}" for line in lines)]
     body = "\n".join(f"    {line}" for statement in lines for line in statement.splitlines())
-    facts = FACTS.get(told.kind)
-    before = f"def facts(seen):\n    return {facts}\n\n" if facts else ""
-    return f"{before}def run(**options):\n{body}"
+    return f"{facts_text(told.kind)}def run(**options):\n{body}"
 
 
 def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str) -> list[str]:
@@ -248,11 +223,11 @@ def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str) ->
     values = leaves.format("result")
     if told.where.startswith("gradients"):
         of = [f"[{', '.join(arguments)}]"] if arguments else []
-        of += [f"list({fn}.parameters())"] if isinstance(told.fn, torch.nn.Module) else []
+        of += [f"list({fn}.parameters())"] if isinstance(told.program.fn, torch.nn.Module) else []
         values = f"[t.grad for t in {leaves.format(' + '.join(of))} if torch.is_tensor(t) and t.requires_grad]"
     elif told.where.startswith("inputs"):
         values = leaves.format(f"[{', '.join(arguments)}]")
-        if isinstance(told.fn, torch.nn.Module):
+        if isinstance(told.program.fn, torch.nn.Module):
             values += f" + list({fn}.buffers())"
     return [f"return facts({values})" if told.kind in FACTS else f"return {values}"]
 

@@ -9,27 +9,22 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.own_backend import own_backend
-from graphprobe.diagnose.dossier.program_proof import (
-    own_lines,
-    setting_lines,
-    state_lines,
-    write_program_proof,
-)
-from graphprobe.diagnose.dossier.report import report_text, title_of
+from graphprobe.diagnose.dossier.own_backend import OwnBackend, own_backend
+from graphprobe.diagnose.dossier.program_proof import own_lines, setting_lines, state_lines, write_program_proof
+from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.short import Short, control_of
 from graphprobe.diagnose.dossier.short_check import MOST_LINES
 from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
-from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, TEST, Shown, first_shown, run_repro
+from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, Shown, first_shown, run_repro, write_proof
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.diagnose.prove import REPRO_FAILS, free_folder
-from graphprobe.diagnose.settings import Compilation, changed_settings, versions
+from graphprobe.diagnose.settings import Compilation, changed_settings
 from graphprobe.errors import EXIT_OK, GraphprobeError
-from graphprobe.findings import Finding, finding_json, told_more
+from graphprobe.findings import Finding, told_more
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +64,6 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
             (folder / EXACT).mkdir(parents=True)
             if _write(folder / EXACT, program, compilation, finding, None):
                 shutil.rmtree(folder / EXACT)
-        folder.mkdir(parents=True, exist_ok=True)
         return _proven(folder, finding, shown)
     code, problems = asked[0] if asked else _long_form(folder, program, compilation, finding)
     if code == REPRO_FAILS:
@@ -81,9 +75,8 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
     )
     finding.reason = told_more(finding.reason, more)
     if finding.dossier is None:  # it always has a folder
-        folder.mkdir(parents=True, exist_ok=True)
         finding.dossier = str(folder)
-        _write_beside(folder, finding, None)
+        write_proof(folder, finding)
     return finding
 
 
@@ -133,50 +126,34 @@ def has_long_repro(finding: Finding) -> bool:
 
 def _proven(folder: Path, finding: Finding, shown: Shown | None) -> Finding:
     """Note the proof in the finding, and write what lies beside the repro, and the repro itself if it is short."""
-    if shown is not None:
-        (folder / "repro.py").write_text(shown.short.text, "utf-8")
-        (folder / "output.txt").write_text(shown.output, "utf-8")
     finding.dossier, finding.proof = str(folder), "program"
     finding.reason = finding.reason.replace(NOT_ALONE, "").strip()
-    _write_beside(folder, finding, shown)
+    beside = {name: "the same with all that can be compared" for name in [EXACT] if (folder / name).is_dir()}
+    write_proof(folder, finding, shown, files=beside)
     return finding
 
 
-def _write_beside(folder: Path, finding: Finding, shown: Shown | None) -> None:
-    """Write what lies beside the repro, if there is one."""
-    repro = folder / "repro.py"
-    files = {"finding.json": finding_json(finding), **({"test_repro.py": TEST.encode()} if repro.exists() else {})}
-    report = report_text(
-        finding,
-        code=repro.read_text("utf-8") if repro.exists() else "",
-        output="" if shown is None else shown.output,
-        versions=versions(),
-        files={name: "the same with all that can be compared" for name in [EXACT] if (folder / name).is_dir()},
-    )
-    files["REPORT.md"] = report.encode()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+def _settings(compilation: Compilation) -> tuple[dict[str, dict[str, Any]], dict[str, OwnBackend]]:
+    """Changed settings of torch by package and name, and the program's own functions in settings."""
+    with compilation.configured():
+        changed = changed_settings()
+    return {"inductor": changed.inductor, "functorch": changed.functorch, "dynamo": changed.dynamo}, changed.hooks
 
 
 def _short(program: Program, compilation: Compilation, finding: Finding, where: str) -> Iterator[Short]:
     """Short scripts of the program, each yet to be run."""
-    with compilation.configured():
-        changed = changed_settings()
+    settings, hooks = _settings(compilation)
     own = None if compilation.maker is None else own_backend(compilation.backend)
     if compilation.maker is not None and own is None:
         return
-    settings = {"inductor": changed.inductor, "functorch": changed.functorch, "dynamo": changed.dynamo}
     options = {"backend": json.dumps(compilation.backend) if own is None else own.name}
     options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
     options |= {"fullgraph": "True"} if compilation.fullgraph else {}
-    text = own_lines(own, changed.hooks)
+    text = own_lines(own, hooks)
     if text is None:
         return
     told = ShortProgram(
-        fn=program.fn,
-        calls=program.calls,
-        between=program.between,
-        grad=program.grad,
+        program=program,
         options=options,
         backend=text,
         head=[*state_lines(program.grad), *setting_lines(settings)],
@@ -187,7 +164,7 @@ def _short(program: Program, compilation: Compilation, finding: Finding, where: 
         single=finding.worst is None or finding.worst.of == 1,
         bound=_bound(finding),
     )
-    yield from short_program(told, INSTANCE_TEXT, f"{INSTANCE}(")
+    yield from short_program(told)
 
 
 def _bound(finding: Finding) -> float | None:
@@ -204,9 +181,7 @@ def _bound(finding: Finding) -> float | None:
 def _write(
     folder: Path, program: Program, compilation: Compilation, finding: Finding, tolerance: float | None
 ) -> list[str]:
-    with compilation.configured():
-        changed = changed_settings()
-    settings = {"inductor": changed.inductor, "functorch": changed.functorch, "dynamo": changed.dynamo}
+    settings, hooks = _settings(compilation)
     return write_program_proof(
         folder,
         program.fn,
@@ -215,9 +190,9 @@ def _write(
         grad=program.grad,
         backend=compilation.backend,
         dynamic=compilation.dynamic,
-        options={"fullgraph": True} if compilation.fullgraph else None,
-        settings={name: values for name, values in settings.items() if values},
-        hooks=changed.hooks,
+        fullgraph=compilation.fullgraph,
+        settings=settings,
+        hooks=hooks,
         what=title_of(finding),
         kind=finding.kind,
         tolerance=tolerance,

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,12 @@ from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.plain_inputs import FILE
+from graphprobe.diagnose.dossier.program_proof import assignments
 from graphprobe.diagnose.dossier.proof_run import run_script
 from graphprobe.diagnose.dossier.report import CODES, backends_of, report_text, title_of, with_backends
 from graphprobe.diagnose.dossier.repro import repro_source
 from graphprobe.diagnose.dossier.short import Short
+from graphprobe.diagnose.settings import versions
 from graphprobe.engine.values import one_file_bytes, tensor_file, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
 from graphprobe.findings import Finding, Rung, Stage, finding_json
@@ -110,7 +112,7 @@ def write_dossier(
         graph="" if shown else graph_text(case.graph),
         problems=script.problems if shown is None else (),
         neighbour=neighbour,
-        settings=_settings(case) if shown is None else (),
+        settings=assignments(case.configs) if shown is None else (),
     )
     _write_folder(folder, {"REPORT.md": report.encode(), **{name: data for name, (_, data) in files.items()}})
     return list(script.problems)
@@ -161,12 +163,6 @@ def _data_files(case: Case, script: Script) -> _Files:
     return data
 
 
-def _settings(case: Case) -> list[str]:
-    """The changed ones of torch, as assignments."""
-    changes = [(name, key, value) for name, values in case.configs.items() for key, value in values.items()]
-    return [f"torch._{name}.config.{key} = {value!r}" for name, key, value in changes]
-
-
 def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> None:
     """Add what has been found out since a dossier was written: `finding.json` again, and the backends' table."""
     path = Path(finding.dossier) / "finding.json" if finding.dossier is not None else None
@@ -203,6 +199,37 @@ class Shown:
 
     short: Short
     output: str
+
+
+def write_proof(
+    folder: Path,
+    finding: Finding,
+    shown: Shown | None = None,
+    *,
+    code: str | None = None,
+    output: str = "",
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Write the short repro of a program, and beside the repro that is in the folder then what belongs to it.
+
+    Args:
+        code, output: of the report; None and empty: the repro, and what it printed.
+        files: name and meaning of what can be attached.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    repro = folder / "repro.py"
+    if shown is not None:
+        output = shown.output
+        repro.write_text(shown.short.text, "utf-8")
+        (folder / "output.txt").write_text(output, "utf-8")
+        if shown.short.tensors:
+            (folder / FILE).write_bytes(tensor_file(shown.short.tensors))
+    if repro.exists():
+        (folder / "test_repro.py").write_text(TEST, "utf-8")
+        code = repro.read_text("utf-8") if code is None else code
+    report = report_text(finding, code=code or "", output=output, versions=versions(), files=files or {})
+    (folder / "REPORT.md").write_text(report, "utf-8")
+    (folder / "finding.json").write_bytes(finding_json(finding))
 
 
 def first_shown(

@@ -94,20 +94,16 @@ class SavedProgram(msgspec.Struct, frozen=True):
 
     Attributes:
         modules, objects, tensors, settings: as in the record of a frame.
-        roots: the values that everything else is reached from, by name.
-        plain: other fields of the program.
-        config: changed settings of torch that are plain values, by package and dotted name.
-        generators: the states of the random generators.
     """
 
     modules: list[dict[str, Any]]
     objects: list[dict[str, Any]]
     tensors: dict[str, Any]
     settings: dict[str, Any]
-    roots: dict[str, Any]
-    plain: dict[str, Any]
-    config: dict[str, dict[str, Any]]
-    generators: Generators
+    roots: dict[str, Any]  # the values that everything else is reached from, by name
+    plain: dict[str, Any]  # other fields of the program
+    config: dict[str, dict[str, Any]]  # changed settings of torch that are plain values, by package and dotted name
+    generators: Generators  # the states of the random generators
 
 
 class StepRequest(msgspec.Struct, frozen=True):
@@ -115,25 +111,19 @@ class StepRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         module, name: of its function.
-        arguments: by name, but for the program and how it is compiled.
-        given: the names of those two among the arguments.
-        compilation: fields of `Compilation` that are plain values.
-        timeout_s: what the step may take.
-        until: the monotonic clock at which it must have ended in any case; 0 for never.
         board, values: descriptors of what both processes share.
-        key: of the file of values.
     """
 
     module: str
     name: str
-    arguments: dict[str, Any]
-    given: dict[str, str]
-    compilation: dict[str, Any]
-    timeout_s: float
-    until: float
+    arguments: dict[str, Any]  # by name, but for the program and how it is compiled
+    given: dict[str, str]  # the names of those two among the arguments
+    compilation: dict[str, Any]  # fields of `Compilation` that are plain values
+    timeout_s: float  # what the step may take
+    until: float  # the monotonic clock at which it must have ended in any case; 0 for never
     board: int
     values: int
-    key: str
+    key: str  # of the file of values
 
 
 class FreshProcesses:

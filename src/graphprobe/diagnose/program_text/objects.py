@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
+import keyword
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,18 +52,33 @@ CONTAINERS = ("_parameters", "_buffers", "_modules")
 OF_EVERY_MODULE = vars(torch.nn.Module())
 
 
+class Statements:
+    """Statements, with lines between definitions."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._was_definition = False
+
+    def add(self, statement: str, *, definition: bool = False) -> None:
+        between = "\n\n\n" if definition or self._was_definition else "\n"
+        self._text += (between if self._text else "") + statement
+        self._was_definition = definition
+
+    def __str__(self) -> str:
+        return self._text
+
+
 class ObjectTexts:
-    """Expressions for values; statements that they need first go to `statement`.
+    """Expressions for values, which `encoder` has recorded; statements that they need first go to `statement`."""
 
-    Args:
-        encoder: has recorded them.
-    """
-
-    def __init__(self, encoder: Encoder, program: TextProgram) -> None:
+    def __init__(self, encoder: Encoder, program: TextProgram, reserved: Collection[str]) -> None:
         self.encoder, self.objects, self.program = encoder, encoder.objects, program
         self.captured = capture(encoder.tensors, rng=False)
         self.made: dict[int, str] = {}
-        self.count: collections.Counter[int] = collections.Counter(_references(encoder.objects))
+        self.taken = {*reserved, *keyword.kwlist, *dir(builtins), "torch"}
+        self.texts_of: dict[str, Statements] = {"": Statements()}
+        self.imports: dict[str, set[str]] = {"": {"import torch"}}
+        self.count: collections.Counter[int] = references(encoder.objects)
         self.stored: dict[str, torch.Tensor] = {}
         self._open: set[int] = set()
         views = {id(record) for record in encoder.objects if "base" in record and record.get("kind") == "tensor"}
@@ -78,23 +95,33 @@ class ObjectTexts:
                 if self.count[inner] == 2 and self.objects[inner].get("kind") in WRITTEN_OUT:
                     shared.append(inner)
 
-    # -- what a writer of files adds ----------------------------------------------------------------------------------
+    # -- statements and names ----------------------------------------------------------------------------------------
 
     def statement(self, text: str) -> None:
         """Put a statement here."""
-        raise NotImplementedError
+        self.texts_of[""].add(text)
 
     def unique(self, hint: str) -> str:
         """A name that is not taken, and is from now on."""
-        raise NotImplementedError
+        name = "".join(c if c.isalnum() or c == "_" else "_" for c in hint).strip("_")
+        name = name if name.isidentifier() else f"value_{name}".rstrip("_")
+        found, i = name, 1
+        while found in self.taken:
+            i += 1
+            found = f"{name}_{i}"
+        self.taken.add(found)
+        return found
 
     def imported(self, module: str) -> str:
         """Have a module imported; what it is called."""
-        raise NotImplementedError
+        self.imports[""].add(f"import {module}")
+        return module
 
     def imported_from(self, module: str, name: str) -> str:
         """Have one thing of a module imported; what it is called."""
-        raise NotImplementedError
+        alias = self.unique(name.partition(".")[0])
+        self.imports[""].add(f"from {module} import {name.partition('.')[0]} as {alias}")
+        return alias + name[len(name.partition(".")[0]) :]
 
     # -- expressions --------------------------------------------------------------------------------------------------
 

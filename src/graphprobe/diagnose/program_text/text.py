@@ -7,9 +7,7 @@ JSON.
 from __future__ import annotations
 
 import ast
-import builtins
 import dis
-import keyword
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.program_text.objects import MUTABLE, ObjectTexts, references
+from graphprobe.diagnose.program_text.objects import MUTABLE, ObjectTexts, Statements, references
 from graphprobe.diagnose.program_text.parts import (
     Definition,
     TextProgram,
@@ -37,7 +35,6 @@ from graphprobe.probe.frames.sources import NotRecordable, global_names
 
 LOCALS = "<locals>."
 
-BUILTINS = frozenset(dir(builtins))
 FUTURE = "from __future__ import annotations"
 
 
@@ -53,19 +50,12 @@ class Member:
 
 @dataclass
 class FunctionGroup:
-    """Those that one call of a function made: a name means the same in all of them.
+    """Those that one call of a function made: a name means the same in all of them."""
 
-    Attributes:
-        module: name of their module.
-        maker: name of the function around them.
-        members: in the order of the text.
-        given: what they take and is none of them, by name.
-    """
-
-    module: str
-    maker: str
-    members: list[Member] = field(default_factory=list)
-    given: dict[str, Encoded] = field(default_factory=dict)
+    module: str  # name of their module
+    maker: str  # name of the function around them
+    members: list[Member] = field(default_factory=list)  # in the order of the text
+    given: dict[str, Encoded] = field(default_factory=dict)  # what they take and is none of them, by name
 
     def fits(self, member: Member) -> bool:
         """Whether the member's names mean here what they mean to it."""
@@ -168,23 +158,16 @@ class ProgramText:
     """A program as Python.
 
     Attributes:
-        imports: import statements.
-        text: definitions and values, to be put into one file after those.
-        roots: an expression for each of what was asked for.
-        names: globals of the program in this file.
-        files: texts of the program's other modules, by path.
-        modules: the names of those.
-        stored: what `STORED` fetches, as flat bytes.
         folders: of modules that are imported and not installed, by name; they are to be put on Python's path.
     """
 
-    imports: list[str] = field(default_factory=list)
-    text: str = ""
-    roots: dict[str, str] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
-    modules: list[str] = field(default_factory=list)
-    stored: dict[str, torch.Tensor] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=list)  # import statements
+    text: str = ""  # definitions and values, to be put into one file after those
+    roots: dict[str, str] = field(default_factory=dict)  # an expression for each of what was asked for
+    names: list[str] = field(default_factory=list)  # globals of the program in this file
+    files: dict[str, str] = field(default_factory=dict)  # texts of the program's other modules, by path
+    modules: list[str] = field(default_factory=list)  # the names of those
+    stored: dict[str, torch.Tensor] = field(default_factory=dict)  # what `STORED` fetches, as flat bytes
     folders: dict[str, str] = field(default_factory=dict)
 
 
@@ -217,37 +200,18 @@ def program_text(
         raise Unwritable("its values are nested too deeply") from error
 
 
-class _Text:
-    """Statements, with lines between definitions."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._was_definition = False
-
-    def add(self, statement: str, *, definition: bool = False) -> None:
-        between = "\n\n\n" if definition or self._was_definition else "\n"
-        self._text += (between if self._text else "") + statement
-        self._was_definition = definition
-
-    def __str__(self) -> str:
-        return self._text
-
-
 class _Writer(ObjectTexts):
     """Writes statements in the order in which they need each other."""
 
     def __init__(
         self, encoder: Encoder, program: TextProgram, roots: Mapping[str, Encoded], reserved: Mapping[str, Any]
     ) -> None:
-        super().__init__(encoder, program)
+        super().__init__(encoder, program, reserved)
         self.own, self.roots, self.reserved = program.modules, roots, reserved
         self.count += references([[module.values for module in self.own], dict(roots)])
         self.count_in_shared()
-        self.taken = {*reserved, *keyword.kwlist, *BUILTINS, "torch"}
         self.alias: dict[str, str] = {}
         """What modules are called here that lie in files of their own."""
-        self.texts_of: dict[str, _Text] = {"": _Text()}
-        self.imports: dict[str, set[str]] = {"": {"import torch"}}
         self.later: list[Callable[[], None]] = []
         self.done: set[tuple[str, str]] = set()
         self.decorated: dict[tuple[str, str], bool] = {}
@@ -294,7 +258,7 @@ class _Writer(ObjectTexts):
             clash = any(meaning[n] != v or not (lasting or isinstance(v, dict)) for n, v in both.items())
             own = {n for n in means if n in self.reserved and module.namespace.get(n) is not self.reserved[n]}
             if module.whole or clash or own:
-                self.texts_of[module.name], self.imports[module.name] = _Text(), set()
+                self.texts_of[module.name], self.imports[module.name] = Statements(), set()
                 self.alias[module.name] = module.name.rpartition(".")[2]
             else:
                 meaning |= means
@@ -337,28 +301,6 @@ class _Writer(ObjectTexts):
                 self.made[number] = here
             if not self.prefix(module):
                 self.result.names.append(name)
-
-    def statement(self, text: str) -> None:
-        self.texts_of[""].add(text)
-
-    def unique(self, hint: str) -> str:
-        name = "".join(c if c.isalnum() or c == "_" else "_" for c in hint).strip("_")
-        name = name if name.isidentifier() else f"value_{name}".rstrip("_")
-        found, i = name, 1
-        while found in self.taken:
-            i += 1
-            found = f"{name}_{i}"
-        self.taken.add(found)
-        return found
-
-    def imported(self, module: str) -> str:
-        self.imports[""].add(f"import {module}")
-        return module
-
-    def imported_from(self, module: str, name: str) -> str:
-        alias = self.unique(name.partition(".")[0])
-        self.imports[""].add(f"from {module} import {name.partition('.')[0]} as {alias}")
-        return alias + name[len(name.partition(".")[0]) :]
 
     def _module(self, record: Any, number: int, hint: str) -> str:
         return self.alias.get(record["name"]) or self.imported(record["name"])

@@ -35,15 +35,12 @@ class State(msgspec.Struct, kw_only=True):
     """`reduction.json`.
 
     Attributes:
-        schema: of this file.
-        identity: of the case and of what it is asked.
-        signature: of the failure that is looked for; empty until it is known.
         check, fail_regex: as they were given.
     """
 
-    schema: int = CASE_SCHEMA
-    identity: str
-    signature: str = ""
+    schema: int = CASE_SCHEMA  # of this file
+    identity: str  # of the case and of what it is asked
+    signature: str = ""  # of the failure that is looked for; empty until it is known
     check: str | None = None
     fail_regex: str | None = None
 

@@ -158,15 +158,10 @@ def inputs_of(piece: Piece, recordings: Sequence[Recording], call: int, *, fresh
         record, captured = record_of(source, recordings, call)
         value = restore(record, storages[id(captured)], captured.doc)
         # In the middle of a program a value is no leaf of autograd, which matters when it is written to.
-        if fresh and source.written and captured is recording.values and needs_gradient(value):
+        if fresh and source.written and captured is recording.values and getattr(value, "requires_grad", False):
             value = computed(value)
         found.append(value)
     return found
-
-
-def needs_gradient(value: Any) -> bool:
-    """Whether it is a tensor that requires a gradient."""
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def attach(root: torch.nn.Module, target: str, value: Any) -> None:

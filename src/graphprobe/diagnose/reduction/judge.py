@@ -29,15 +29,10 @@ UNCOMPILED, COMPILED = 1, 2
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is asked of a piece.
+    """What is asked of a piece."""
 
-    Attributes:
-        wanted: signature of the failure that is looked for; empty: any.
-        fail_regex: what the text of a failure must match to be the one that is looked for.
-    """
-
-    wanted: str = ""
-    fail_regex: str | None = None
+    wanted: str = ""  # signature of the failure that is looked for; empty: any
+    fail_regex: str | None = None  # what the text of a failure must match to be the one that is looked for
 
 
 def judge(

@@ -41,25 +41,20 @@ def load_case(path: Path) -> Case:
         raise UsageError(f"there is no {path}", hint=f"Name {ACCEPTED}.")
     if path.is_dir():
         if is_reduction(path):
-            return case_from_reduction(path)
+            case = _of_dossier(path / ORIGINAL)
+            origins_into(case.graph, path)  # modules and source lines of the nodes
+            return case
         if (path / "repro.py").is_file():
-            return case_from_dossier(path)
+            return _of_dossier(path)
         raise UsageError(f"{path} holds no repro.py", hint=f"Name {ACCEPTED}.")
     if path.name == "repro.py":
-        return case_from_dossier(path.parent)
+        return _of_dossier(path.parent)
     if path.suffix == ".py":
         return case_from_graph(path)
     raise UsageError(f"{path} is no case", hint=f"Name {ACCEPTED}.")
 
 
-def case_from_reduction(folder: Path) -> Case:
-    """The original case of a reduction, whose nodes know their modules and source lines again."""
-    case = case_from_dossier(folder / ORIGINAL)
-    origins_into(case.graph, folder)
-    return case
-
-
-def case_from_dossier(folder: Path) -> Case:
+def _of_dossier(folder: Path) -> Case:
     """The case that a `repro.py` shows, from its exact form where that lies in a folder of its own."""
     folder = folder / EXACT if (folder / EXACT / "repro.py").is_file() else folder
     module = _imported(folder / "repro.py")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
 from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier.proof_run import run_group
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import finding_of
@@ -123,14 +120,6 @@ class CompilerOracle:
         """End the worker."""
         self._worker.close()
 
-    def __enter__(self) -> CompilerOracle:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class CommandOracle:
     """Runs a command in a folder with the repro of each candidate: 0 passes, 125 is unresolved, anything else fails.
@@ -172,29 +161,14 @@ class CommandOracle:
     def _run(self, folder: Path, case: Case) -> Answer:
         env = {**os.environ, "GRAPHPROBE_CASE": str(folder)}
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-        process = subprocess.Popen(
-            self.command,
-            shell=True,
-            cwd=folder,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=self.timeout_s)
-        except subprocess.TimeoutExpired:
+        code, text = run_group(self.command, self.timeout_s, shell=True, cwd=folder, env=env)
+        if code is None:
             return unresolved(f"the command did not end within {self.timeout_s:g} s")
-        finally:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        text = output.decode("utf-8", "replace")
-        if process.returncode in (0, UNRESOLVED_EXIT):
-            return Answer(OracleVerdict.PASSES) if process.returncode == 0 else unresolved(text[-TAIL:])
+        if code in (0, UNRESOLVED_EXIT):
+            return Answer(OracleVerdict.PASSES) if code == 0 else unresolved(text[-TAIL:])
         if self.fail_regex is not None and not re.search(self.fail_regex, text):
-            return unresolved(f"exit code {process.returncode}, and the output does not match {self.fail_regex!r}")
-        return Answer(OracleVerdict.FAILS, f"{case.kind} for the command", f"exit code {process.returncode}")
+            return unresolved(f"exit code {code}, and the output does not match {self.fail_regex!r}")
+        return Answer(OracleVerdict.FAILS, f"{case.kind} for the command", f"exit code {code}")
 
     def close(self) -> None:
         """Nothing is left to end."""

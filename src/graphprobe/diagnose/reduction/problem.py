@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.reduction import digest
 from graphprobe.diagnose.reduction.cut import CannotCut, Piece, cut, inputs_of, is_opaque, record_of
-from graphprobe.diagnose.reduction.edits import Edit, NotApplicable, Recipe, size_of
+from graphprobe.diagnose.reduction.edits import PASSES, EditPass, NotApplicable, Recipe, size_of
+from graphprobe.diagnose.reduction.edits.measure import sharing
 from graphprobe.diagnose.reduction.recording import Recording, record
 from graphprobe.diagnose.reduction.transforms import with_plain_floats, without_transforms
-from graphprobe.engine.naming import module_of
-from graphprobe.engine.subgraph import CALLS, is_item
-from graphprobe.engine.values import CapturedValues, capture
-from graphprobe.reduce.space import Unit
+from graphprobe.engine.naming import module_of, op_of
+from graphprobe.engine.replay import flat_bits
+from graphprobe.engine.subgraph import CALLS, attribute, is_item
+from graphprobe.engine.values import CapturedValues, capture, why_not
+from graphprobe.reduce.space import Shrink, Unit
 from graphprobe.store.files import digest_from_bytes
 
 
 @dataclass(frozen=True)
 class FxCandidate:
-    """A piece of a problem's case. Making one is cheap; its graph is built when somebody asks for it.
+    """A piece of a problem's case. Making one is cheap; its graph is built when somebody asks for it."""
 
-    Attributes:
-        problem: what it is a piece of.
-        recipe: how it is made.
-    """
-
-    problem: Problem = field(repr=False)
-    recipe: Recipe
+    problem: Problem = field(repr=False)  # what it is a piece of
+    recipe: Recipe  # how it is made
 
     @functools.cached_property
     def _built(self) -> tuple[GraphModule, list[list[Any]]]:
@@ -54,15 +51,19 @@ class FxCandidate:
         """Equal for equal graphs with equal inputs, whatever they are called."""
         if self.recipe.edits:
             graph, calls = self._built
-            values: Any = [[digest.of_value(v) for v in inputs] + [digest.sharing(inputs)] for inputs in calls]
+            values: Any = [[_identity(v) for v in inputs] + [sharing(inputs)] for inputs in calls]
         else:
             graph, values = self.graph, self.problem.digests(self.recipe)
-        return digest.combined(digest.structure(graph), values)
+        return combined(_structure(graph), values)
 
     @functools.cached_property
     def size(self) -> tuple[int, ...]:
         """How often the graph is called, then what `edits.size_of` measures."""
         return (len(self.problem.calls_of(self.recipe)), *size_of(self.graph, self.inputs))
+
+    def changed(self, **parts: Any) -> FxCandidate | None:
+        """The piece with other edits or calls; None if it cannot be built."""
+        return self.problem.made(msgspec.structs.replace(self.recipe, **parts))
 
     @property
     def calls(self) -> int:
@@ -132,15 +133,6 @@ class Problem:
         except (CannotCut, NotApplicable):
             return None
         return candidate
-
-    def edited(self, candidate: FxCandidate, edit: Edit) -> FxCandidate | None:
-        """The piece with one more edit."""
-        recipe = candidate.recipe
-        return self.made(msgspec.structs.replace(recipe, edits=(*recipe.edits, edit)))
-
-    def with_calls(self, candidate: FxCandidate, calls: tuple[int, ...]) -> FxCandidate | None:
-        """The piece with some of its calls."""
-        return self.made(msgspec.structs.replace(candidate.recipe, calls=calls))
 
     def calls_of(self, recipe: Recipe) -> tuple[int, ...]:
         """The numbers of the calls that a piece makes."""
@@ -244,3 +236,95 @@ def _paths(modules: Sequence[str | None]) -> Iterator[tuple[str, ...]]:
             path.append(name if entered[name] == 1 else f"{name}#{entered[name]}")
         before, plain = tuple(path), names
         yield before
+
+
+def _structure(gm: GraphModule) -> list[Any]:
+    """A graph without its names: operations, arguments by number, attributes by content."""
+    numbers: dict[Node, int] = {}
+    rows: list[Any] = []
+    for node in gm.graph.nodes:
+        target: Any = None
+        if node.op in ("call_function", "call_method"):
+            target = op_of(node)
+        elif node.op in ("get_attr", "call_module"):
+            target = _identity(attribute(gm, node.target))
+        rows.append([node.op, target, _plain(node.args, numbers), _plain(dict(node.kwargs), numbers)])
+        numbers[node] = len(numbers)
+    return rows
+
+
+def _identity(value: Any) -> Any:
+    """What identifies an input or attribute: a tensor's bits, a graph's structure, a module's text and state."""
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, GraphModule):
+        return _structure(value)
+    if isinstance(value, torch.nn.Module):
+        return [type(value).__qualname__, repr(value), {k: _of_tensor(v) for k, v in value.state_dict().items()}]
+    return repr(value)
+
+
+def _of_tensor(value: torch.Tensor) -> list[Any]:
+    """Dtype, shape, strides, place and bits."""
+    bits = digest_from_bytes(flat_bits(value.cpu()).numpy().tobytes()) if why_not(value) is None else repr(value)
+    return [str(value.dtype), list(value.shape), list(value.stride()), str(value.device), value.requires_grad, bits]
+
+
+def combined(*parts: Any) -> str:
+    """One digest of plain values."""
+    return digest_from_bytes(msgspec.json.encode(parts))
+
+
+def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
+    if isinstance(value, Node):
+        return {"node": numbers[value]}
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *(_plain(item, numbers) for item in value)]
+    if isinstance(value, dict):
+        return {str(k): _plain(v, numbers) for k, v in value.items()}
+    if isinstance(value, slice):
+        return ["slice", *(_plain(v, numbers) for v in (value.start, value.stop, value.step))]
+    return repr(value)
+
+
+@dataclass(frozen=True)
+class EditShrink:
+    """One pass of edits."""
+
+    edits: EditPass
+
+    @property
+    def name(self) -> str:
+        """For statistics and progress."""
+        return self.edits.name
+
+    def proposals(self, case: FxCandidate) -> Iterator[FxCandidate]:
+        """The case with one more edit, the boldest first."""
+        for edit in self.edits.proposals(case.graph, case.inputs):
+            made = case.changed(edits=(*case.recipe.edits, edit))
+            if made is not None:
+                yield made
+
+
+@dataclass(frozen=True)
+class FewerCalls:
+    """Makes the compiled function called less often: once, then without one of the calls."""
+
+    name: str = "calls of the graph"
+
+    def proposals(self, case: FxCandidate) -> Iterator[FxCandidate]:
+        """The last call alone, the first alone, then each left out."""
+        calls = case.problem.calls_of(case.recipe)
+        if len(calls) < 2:
+            return
+        tries = [calls[-1:], calls[:1], *(calls[:i] + calls[i + 1 :] for i in reversed(range(len(calls))))]
+        for few in dict.fromkeys(tries):
+            made = case.changed(calls=few)
+            if made is not None:
+                yield made
+
+
+def shrinks_for(problem: Problem) -> list[Shrink[FxCandidate]]:
+    """What is tried once no unit can be left out, in this order."""
+    found: list[Shrink[FxCandidate]] = [EditShrink(edits) for edits in PASSES]
+    return [FewerCalls(), *found] if len(problem.recordings) > 1 else found

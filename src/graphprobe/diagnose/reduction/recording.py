@@ -27,18 +27,13 @@ class Notes(msgspec.Struct):
     """What a child found out about one call.
 
     Attributes:
-        values: the snapshots, as `to_bytes` gives them.
         snapshots: for each node, `(position, number)`: from the node at this position on, snapshot `number` holds.
-        writes: for each node that changes memory, the nodes whose values lie there.
-        failed: the node that raised.
-        problem: what it raised.
     """
 
-    values: tuple[bytes, bytes]
+    values: tuple[bytes, bytes]  # the snapshots, as `to_bytes` gives them
     snapshots: dict[str, list[tuple[int, int]]]
-    writes: dict[str, list[str]]
-    failed: str | None = None
-    problem: str = ""
+    writes: dict[str, list[str]]  # for each node that changes memory, the nodes whose values lie there
+    failed: str | None = None  # the node that raised
 
 
 class _Recorder(Interpreter):
@@ -104,19 +99,15 @@ class Recording:
     """One call of a case.
 
     Attributes:
-        inputs: what it was called with.
-        values: the snapshots.
-        snapshots, writes, failed, problem: as in `Notes`.
-        placeholders: positions of the graph's inputs by name.
+        snapshots, writes, failed: as in `Notes`.
     """
 
-    inputs: CapturedValues
-    values: CapturedValues
+    inputs: CapturedValues  # what it was called with
+    values: CapturedValues  # the snapshots
     snapshots: Mapping[str, list[tuple[int, int]]]
     writes: Mapping[str, list[str]]
-    placeholders: Mapping[str, int]
+    placeholders: Mapping[str, int]  # positions of the graph's inputs by name
     failed: str | None
-    problem: str
 
     def number(self, name: str, position: int) -> int:
         """The snapshot of a node's value that the node at `position` found."""
@@ -154,25 +145,22 @@ def record(case: Case, *, timeout_s: float) -> list[Recording]:
         names = [n.name for n in case.graph.graph.nodes if n.op == "placeholder"]
         positions = {name: k for k, name in enumerate(names)}
         found.append(
-            Recording(
-                inputs, from_bytes(*notes.values), notes.snapshots, notes.writes, positions, notes.failed, notes.problem
-            )
+            Recording(inputs, from_bytes(*notes.values), notes.snapshots, notes.writes, positions, notes.failed)
         )
     return found
 
 
 def _run(case: Case, inputs: CapturedValues) -> Notes:
     recorder = _Recorder(copy.deepcopy(case.graph))
-    failed, problem = None, ""
+    failed = None
     torch.manual_seed(SEED)
     with torch.set_grad_enabled(case.grad):
         try:
             recorder.run(*inputs.restore())
-        except Exception as error:
+        except Exception:
             failed = recorder.current.name if recorder.current is not None else None
-            problem = f"{type(error).__name__}: {error}"
     values = to_bytes(capture(recorder.kept, rng=False))
-    return Notes(values, recorder.snapshots, recorder.writes, failed, problem)
+    return Notes(values, recorder.snapshots, recorder.writes, failed)
 
 
 class Storages(dict[str, torch.Tensor]):

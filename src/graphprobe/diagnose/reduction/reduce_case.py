@@ -17,11 +17,9 @@ from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.writer import first_shown, run_repro
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO, Best, CaseFolder, State, finding_of
-from graphprobe.diagnose.reduction.digest import combined
 from graphprobe.diagnose.reduction.oracle import CommandOracle, CompilerOracle
-from graphprobe.diagnose.reduction.problem import FxCandidate, Problem
+from graphprobe.diagnose.reduction.problem import FxCandidate, Problem, combined, shrinks_for
 from graphprobe.diagnose.reduction.service import Service, allowed_differences
-from graphprobe.diagnose.reduction.shrinks import shrinks_for
 from graphprobe.engine.memory import free_memory
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.findings import Finding
@@ -44,25 +42,18 @@ class CaseReduction:
     """What came of a reduction.
 
     Attributes:
-        reduction: of the search.
-        folder: where everything lies; the repro in `repro`.
-        case: the smallest failing case; None when the case does not fail.
-        finding: what its dossier says.
         before, after: calls in the graph.
-        problems: why the repro cannot be run elsewhere, one line each.
-        repro_exit: exit code of the repro in a process of its own: 1 while the fault is there; None: not run.
-        by_command: a command of the user's says what fails.
     """
 
-    reduction: Reduction[FxCandidate]
-    folder: Path
-    case: Case | None
-    finding: Finding | None
+    reduction: Reduction[FxCandidate]  # of the search
+    folder: Path  # where everything lies; the repro in `repro`
+    case: Case | None  # the smallest failing case; None when the case does not fail
+    finding: Finding | None  # what its dossier says
     before: int
     after: int
-    problems: list[str]
-    repro_exit: int | None
-    by_command: bool = False
+    problems: list[str]  # why the repro cannot be run elsewhere, one line each
+    repro_exit: int | None  # exit code of the repro in a process of its own: 1 while the fault is there; None: not run
+    by_command: bool = False  # a command of the user's says what fails
 
     @property
     def signature(self) -> str:
@@ -110,7 +101,15 @@ class _Saver:
     def on_best(self, candidate: FxCandidate) -> None:
         """Take note of a new best case."""
         self.best = candidate
-        self.folder.save_best(_described(candidate))
+        self.folder.save_best(
+            Best(
+                recipe=candidate.recipe,
+                digest=candidate.digest,
+                calls=candidate.calls,
+                inputs=len(candidate.inputs),
+                size=candidate.size,
+            )
+        )
         if time.monotonic() - self._when > STALE_S:
             self.write()
 
@@ -152,16 +151,6 @@ class _Saver:
         if shown is not None:
             self.problems = self.folder.save_repro(self.case, self.finding, shown)
         return shown is not None
-
-
-def _described(candidate: FxCandidate) -> Best:
-    return Best(
-        recipe=candidate.recipe,
-        digest=candidate.digest,
-        calls=candidate.calls,
-        inputs=len(candidate.inputs),
-        size=candidate.size,
-    )
 
 
 def reduce_case(

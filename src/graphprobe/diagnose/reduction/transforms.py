@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from graphprobe.diagnose.reduction.edits.literals import set_constant
+from graphprobe.diagnose.reduction.edits.measure import set_constant
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import CapturedValues
 from graphprobe.internals.inductor.stages import copy_graph

@@ -47,15 +47,10 @@ class ReducedExit(SystemExit):
 
 @dataclass(frozen=True)
 class Asked:
-    """After which stage graphs are taken, and what is looked for.
+    """After which stage graphs are taken, and what is looked for."""
 
-    Attributes:
-        after: `dynamo`: Dynamo's graphs. `aot`: those of AOTAutograd, as Inductor gets them.
-        level: 2: exceptions. 3: also crashes and hangs, by a trial in a child process. 4: also wrong values.
-    """
-
-    after: str
-    level: int
+    after: str  # `dynamo`: Dynamo's graphs. `aot`: those of AOTAutograd, as Inductor gets them.
+    level: int  # 2: exceptions. 3: also crashes and hangs, by a trial in a child process. 4: also wrong values.
 
 
 def asked_by(environ: Mapping[str, str]) -> Asked | None:
@@ -81,15 +76,12 @@ class WatchOutcome:
     """What came of watching.
 
     Attributes:
-        graphs: that were seen.
-        reduction: of the first graph that failed.
-        folder: of the reduction, also where it was made by another process.
         notes: failures that could not be reduced, graphs that could not be judged.
     """
 
-    graphs: int = 0
-    reduction: CaseReduction | None = None
-    folder: Path | None = None
+    graphs: int = 0  # that were seen
+    reduction: CaseReduction | None = None  # of the first graph that failed
+    folder: Path | None = None  # of the reduction, also where it was made by another process
     notes: list[str] = field(default_factory=list)
 
 

@@ -88,7 +88,7 @@ def test_one_dim_or_all_at_a_position() -> None:
     assert torch.equal(kept, inputs[0][-2:, -2:])
     inputs = [torch.randn(8, 8), torch.randn(8, 8), torch.randn(16, 2)]
     graph = make_fx(lambda x, y, z: aten.view.default(aten.cat.default([x, y], 1) @ z, [8, 2]))(*inputs)
-    done = reduce_case(graph, inputs, lambda g, v: v[0].shape[1] == v[1].shape[1] == 8, passes=[dims.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: v[0].shape[1] == v[1].shape[1] == 8, passes=[dims.DIMS])
     assert shapes(done.inputs) == [(1, 8), (1, 8), (16, 1)]
 
 
@@ -157,7 +157,7 @@ def test_ladder_is_short_and_below(old: int) -> None:
 def test_smallest_size_that_fails(fails: Any, expected: Any) -> None:
     inputs = [torch.randn(1008 if expected[0] == 16 else 407, 31)]
     graph = torch.fx.symbolic_trace(lambda x: x.view(x.shape[0], -1).sin())
-    done = reduce_case(graph, inputs, lambda g, v: fails(*v[0].shape), passes=[dims.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: fails(*v[0].shape), passes=[dims.DIMS])
     assert shapes(done.inputs) == [expected]
     assert done.calls < 150
 
@@ -169,10 +169,10 @@ def test_sizes_in_proportion() -> None:
         return a.transpose(1, 2).reshape(4, 6, 24) * v
 
     graph, inputs = captured(f, torch.randn(4, 6, 24), torch.randn(24, 72))
-    done = reduce_case(graph, inputs, lambda g, v: "split" in targets(g), passes=[dims.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: "split" in targets(g), passes=[dims.DIMS])
     assert shapes(done.inputs) == [(1, 1, 1), (1, 3)]
     assert done.calls <= 12
-    tail = reduce_case(graph, inputs, lambda g, v: v[0].shape[-1] > 8, passes=[dims.PASS])
+    tail = reduce_case(graph, inputs, lambda g, v: v[0].shape[-1] > 8, passes=[dims.DIMS])
     assert shapes(tail.inputs)[0] == (1, 1, 9)
 
 
@@ -187,6 +187,6 @@ def test_any_proposal_keeps_the_contract(batch: int, seq: int, heads: int, width
 
     inputs = [torch.randn(batch, seq, heads * width), torch.randn(heads * width, heads * width)]
     graph = make_fx(f)(*inputs)
-    proposals = [edit for _, edit in zip(range(6), dims.PASS.proposals(graph, inputs), strict=False)]
+    proposals = [edit for _, edit in zip(range(6), dims.DIMS.proposals(graph, inputs), strict=False)]
     if proposals:
         check_edit(more.draw(st.sampled_from(proposals)), graph, inputs)

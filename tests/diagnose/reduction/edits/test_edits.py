@@ -12,15 +12,12 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.diagnose.reduction import edits
-from graphprobe.diagnose.reduction.edits import NotApplicable, constants, dtypes, inline_hop, outputs, values
+from graphprobe.diagnose.reduction.edits import NotApplicable, outputs, values
 from graphprobe.diagnose.reduction.edits import inputs as of_inputs
-from graphprobe.diagnose.reduction.edits.constants import FoldNumber, InlineNumber, SetScalar
-from graphprobe.diagnose.reduction.edits.dtypes import Cast
-from graphprobe.diagnose.reduction.edits.inline_hop import InlineBranch
 from graphprobe.diagnose.reduction.edits.inputs import Contiguous, DropGrad, DropInput, Lift, Merge, Unshare
 from graphprobe.diagnose.reduction.edits.measure import value_rank
-from graphprobe.diagnose.reduction.edits.outputs import DropCalls, KeepOutputs
-from graphprobe.diagnose.reduction.edits.values import FILLS, Fill
+from graphprobe.diagnose.reduction.edits.outputs import DropCalls, InlineBranch, KeepOutputs
+from graphprobe.diagnose.reduction.edits.values import FILLS, Cast, Fill, FoldNumber, InlineNumber, SetScalar
 
 aten = torch.ops.aten
 
@@ -37,7 +34,7 @@ class Scale(torch.nn.Module):
 
 def test_cast() -> None:
     graph, inputs = torch.fx.symbolic_trace(Scale()), [torch.randn(3, 5, dtype=torch.float64)]
-    proposals = list(dtypes.PASS.proposals(graph, inputs))
+    proposals = list(values.DTYPES.proposals(graph, inputs))
     assert proposals[0] == Cast("float64", "float32", literals=True)
     made, out = check_edit(proposals[0], graph, inputs)
     assert out[0].dtype == made.weight.dtype == made.count.dtype == run(made, out).dtype == torch.float32
@@ -50,7 +47,7 @@ def test_cast() -> None:
     refused(Cast("bfloat16", "float32"), graph, [half[0], half[0]], why="shares")
     inputs = [torch.randn(4, dtype=torch.float64), torch.randn(4).bfloat16(), torch.arange(4, dtype=torch.int32)]
     graph = make_fx(lambda x, y, z: (x + y, z + 1))(*inputs)
-    done = reduce_case(graph, inputs, lambda g, v: v[1].dtype == torch.bfloat16, passes=[dtypes.PASS])
+    done = reduce_case(graph, inputs, lambda g, v: v[1].dtype == torch.bfloat16, passes=[values.DTYPES])
     assert [v.dtype for v in done.inputs] == [torch.float32, torch.bfloat16, torch.int64]
 
 
@@ -95,7 +92,7 @@ def test_values_end_as_plain_as_the_fault_allows() -> None:
         (lambda g, v: float(v[0].sum()) > 100, [2]),
         (lambda g, v: len(v[0].unique()) > 12, [5, 6]),
     ):
-        done = reduce_case(graph, inputs, fails, passes=[values.PASS])
+        done = reduce_case(graph, inputs, fails, passes=[values.VALUES])
         assert value_rank(done.inputs[0]) in ranks
         assert value_rank(done.inputs[1]) == 0
         assert done.calls < 40
@@ -105,7 +102,7 @@ def test_first_value_that_is_not_finite_is_kept() -> None:
     x = torch.randn(3, 4)
     x[1, 2], x[2, 0] = math.nan, math.inf
     done = reduce_case(
-        make_fx(lambda x: x.exp())(x), [x], lambda g, v: not bool(v[0].isfinite().all()), passes=[values.PASS]
+        make_fx(lambda x: x.exp())(x), [x], lambda g, v: not bool(v[0].isfinite().all()), passes=[values.VALUES]
     )
     assert done.inputs[0].isnan().nonzero().tolist() == [[1, 2]]
     assert int(torch.count_nonzero(done.inputs[0])) == 1
@@ -120,14 +117,14 @@ def test_first_value_that_is_not_finite_is_kept() -> None:
 def test_values_always_get_simpler(data: list[float], more: list[int], pick: st.DataObject) -> None:
     inputs = [torch.tensor(data, dtype=torch.float32), torch.tensor(more)]
     graph = torch.fx.symbolic_trace(lambda x, y: (x + 1, y))
-    for a_pass in (values.PASS, dtypes.PASS):
+    for a_pass in (values.VALUES, values.DTYPES):
         for edit in list(a_pass.proposals(graph, inputs))[:: pick.draw(st.integers(1, 5))]:
             check_edit(edit, graph, inputs)
 
 
 def test_constants_become_zero_or_one() -> None:
     graph = make_fx(lambda x: aten.native_layer_norm.default(x, [4], None, None, 1e-5)[0] * 2.5 + 3)(torch.randn(2, 4))
-    done = reduce_case(graph, [torch.randn(2, 4)], lambda g, v: True, passes=[constants.SCALARS])
+    done = reduce_case(graph, [torch.randn(2, 4)], lambda g, v: True, passes=[values.SCALARS])
     text = str(done.graph.graph)
     assert "2.5" not in text and "1e-05" not in text and "3" in text
     check_edit(SetScalar("mul", "args.1", 1.0), graph, [torch.randn(2, 4)])
@@ -158,7 +155,7 @@ def test_numbers_become_constants() -> None:
     assert [v for v in inputs if isinstance(v, int)]
     expected = run(graph, inputs)[0]
     refused(InlineNumber((0,), (5,)), graph, inputs)
-    done = reduce_case(graph, inputs, lambda g, v: True, passes=[constants.STATIC])
+    done = reduce_case(graph, inputs, lambda g, v: True, passes=[values.STATIC])
     assert all(isinstance(v, torch.Tensor) for v in done.inputs)
     assert torch.equal(run(done.graph, done.inputs)[0], expected)
     assert targets(done.graph) == ["view", targets(done.graph)[1]]
@@ -216,7 +213,7 @@ def test_outputs_are_dropped() -> None:
     def fails(graph: Any, _: Any) -> bool:
         return {names[3], names[17]} <= {n.name for n in graph.graph.find_nodes(op="output")[0].args[0]}
 
-    done = reduce_case(graph, [torch.randn(3)], fails, passes=[outputs.PASS, outputs.DEAD])
+    done = reduce_case(graph, [torch.randn(3)], fails, passes=[outputs.OUTPUTS, outputs.DEAD])
     assert len(targets(done.graph)) == len(run(done.graph, done.inputs)) == 2
     assert done.calls < 80
     for outside in ((), (20,)):
@@ -225,7 +222,7 @@ def test_outputs_are_dropped() -> None:
     graph = torch.fx.symbolic_trace(lambda x: (None, x + 1, None))
     made, _ = check_edit(KeepOutputs((1,)), graph, [torch.randn(3)])
     assert isinstance(run(made, [torch.randn(3)]), tuple)
-    assert not list(outputs.PASS.proposals(made, [torch.randn(3)]))
+    assert not list(outputs.OUTPUTS.proposals(made, [torch.randn(3)]))
 
 
 def test_dead_calls_go_where_the_fault_lets_them() -> None:
@@ -256,7 +253,7 @@ def loop(x: Any) -> Any:
 
 
 def test_a_context_and_a_loop_are_left_alone() -> None:
-    for fn, x, a_pass in [(mixed, torch.ones(4, 4), outputs.DEAD), (loop, torch.zeros(3), inline_hop.PASS)]:
+    for fn, x, a_pass in [(mixed, torch.ones(4, 4), outputs.DEAD), (loop, torch.zeros(3), outputs.GRAPHS)]:
         assert not list(a_pass.proposals(*captured(fn, x)))
 
 
@@ -268,13 +265,13 @@ def test_the_branch_that_is_taken() -> None:
 
     inputs = [torch.rand(3, 4) + 1]
     graph, values = captured(f, *inputs)
-    proposals = list(inline_hop.PASS.proposals(graph, values))
+    proposals = list(outputs.GRAPHS.proposals(graph, values))
     assert [edit.branch for edit in proposals] == [0, 1]
     made, out = check_edit(proposals[0], graph, values)
     assert torch.allclose(run(made, out)[0], f(inputs[0]))
     assert "sin" in targets(made) and edits.size_of(made, out).graphs == 0
     values = [-v if v.ndim == 2 else v for v in values]
-    assert next(inline_hop.PASS.proposals(graph, values)).branch == 1
+    assert next(outputs.GRAPHS.proposals(graph, values)).branch == 1
 
 
 def test_dynamic_branches_and_nested_ones() -> None:
@@ -287,7 +284,7 @@ def test_dynamic_branches_and_nested_ones() -> None:
     x = torch.rand(3, 4) + 1
     for dynamic in (False, True):
         graph, values = captured(f, x, dynamic=dynamic)
-        done = reduce_case(graph, values, lambda g, v: torch.allclose(run(g, v)[0], f(x)), passes=[inline_hop.PASS])
+        done = reduce_case(graph, values, lambda g, v: torch.allclose(run(g, v)[0], f(x)), passes=[outputs.GRAPHS])
         assert edits.size_of(done.graph, done.inputs).graphs == 0
         assert "exp" in targets(done.graph)
         small = reduce_case(graph, values, lambda g, v: "exp" in str(g.print_readable(print_output=False)))
@@ -305,7 +302,7 @@ def test_invoked_and_wrapped_graphs() -> None:
     inputs = [torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)]
     graph, values = captured(f, *inputs)
     assert edits.size_of(graph, values).graphs == 3
-    done = reduce_case(graph, values, lambda g, v: torch.allclose(run(g, v)[0], f(*inputs)), passes=[inline_hop.PASS])
+    done = reduce_case(graph, values, lambda g, v: torch.allclose(run(g, v)[0], f(*inputs)), passes=[outputs.GRAPHS])
     assert edits.size_of(done.graph, done.inputs).graphs == 0
     assert len(done.accepted) == 3
     refused(InlineBranch("nothing"), graph, values)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from graphprobe.diagnose.reduction.edits import constants, dims, dtypes, inline_hop, inputs, outputs, values
+from graphprobe.diagnose.reduction.edits import dims, inputs, outputs, values
 from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotApplicable
-from graphprobe.diagnose.reduction.edits.constants import FoldNumber, InlineNumber, SetScalar
 from graphprobe.diagnose.reduction.edits.dims import Resize
-from graphprobe.diagnose.reduction.edits.dtypes import Cast
-from graphprobe.diagnose.reduction.edits.inline_hop import InlineBranch
 from graphprobe.diagnose.reduction.edits.inputs import Contiguous, DropGrad, DropInput, Lift, Merge, Unshare
 from graphprobe.diagnose.reduction.edits.measure import Size, size_of
-from graphprobe.diagnose.reduction.edits.outputs import DropCalls, KeepOutputs
-from graphprobe.diagnose.reduction.edits.values import Fill
+from graphprobe.diagnose.reduction.edits.outputs import DropCalls, InlineBranch, KeepOutputs
+from graphprobe.diagnose.reduction.edits.values import Cast, Fill, FoldNumber, InlineNumber, SetScalar
 
 __all__ = [
     "PASSES",
@@ -50,19 +47,19 @@ Edit = (
 """What `msgspec.json.decode(text, type=Edit)` reads; the tag `type` is the name of the class."""
 
 PASSES: tuple[EditPass, ...] = (
-    inline_hop.PASS,
-    outputs.PASS,
+    outputs.GRAPHS,
+    outputs.OUTPUTS,
     outputs.DEAD,
     inputs.UNUSED,
     inputs.ATTRIBUTES,
-    constants.STATIC,
-    dims.PASS,
-    dtypes.PASS,
+    values.STATIC,
+    dims.DIMS,
+    values.DTYPES,
     inputs.STRIDES,
     inputs.GRADIENTS,
     inputs.MERGE,
-    values.PASS,
-    constants.SCALARS,
+    values.VALUES,
+    values.SCALARS,
 )
 """In the order in which they should be asked: what removes most first."""
 
@@ -71,13 +68,10 @@ class Recipe(msgspec.Struct, frozen=True):
     """A piece of a case: what a worker needs to cut it out again; `msgspec.json` writes and reads it.
 
     Attributes:
-        keep: names of the nodes that are kept, in the order of the graph.
-        edits: what is done to the piece, in this order.
-        calls: numbers of the calls that are made; None: all.
         base: a piece that was made a case of its own, of which this is a piece; None: of the original case.
     """
 
-    keep: tuple[str, ...]
-    edits: tuple[Edit, ...] = ()
-    calls: tuple[int, ...] | None = None
+    keep: tuple[str, ...]  # names of the nodes that are kept, in the order of the graph
+    edits: tuple[Edit, ...] = ()  # what is done to the piece, in this order
+    calls: tuple[int, ...] | None = None  # numbers of the calls that are made; None: all
     base: Recipe | None = None

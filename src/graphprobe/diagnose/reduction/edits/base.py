@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.reduction.edits.measure import size_of
+from graphprobe.diagnose.reduction.edits.measure import sharing, size_of
 from graphprobe.engine.interpret import copied_together, run_graph
 from graphprobe.engine.subgraph import attribute
 
@@ -26,13 +26,9 @@ class NotApplicable(Exception):
 
 
 class EditBase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """One simplification, as data.
+    """One simplification, as data."""
 
-    Attributes:
-        RUNS: `change` has run the edited graph itself.
-    """
-
-    RUNS: ClassVar[bool] = False
+    RUNS: ClassVar[bool] = False  # `change` has run the edited graph itself
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
         """Make the change: the graph in place, the new inputs as the result. Both are copies of its own.
@@ -78,15 +74,10 @@ Candidates = Callable[[GraphModule, list[Any]], Iterator[EditBase]]
 
 @dataclass(frozen=True)
 class EditPass:
-    """A family of edits.
+    """A family of edits."""
 
-    Attributes:
-        name: for statistics and progress.
-        candidates: edits that may fit, the boldest first.
-    """
-
-    name: str
-    candidates: Candidates
+    name: str  # for statistics and progress
+    candidates: Candidates  # edits that may fit, the boldest first
 
     def proposals(self, graph: GraphModule, inputs: list[Any]) -> Iterator[Any]:
         """The edits that fit and make the case simpler by `size_of`, the boldest first; the same ones every time."""
@@ -172,17 +163,6 @@ def tensor_at(inputs: Sequence[Any], position: int) -> torch.Tensor:
         raise NotApplicable(f"input {position} is no tensor")
     found: torch.Tensor = inputs[position]
     return found
-
-
-def sharing(inputs: Sequence[Any]) -> dict[int, int]:
-    """Of each strided tensor, by position: the first position with the same storage. Empty storages count as own."""
-    first: dict[int, int] = {}
-    result = {}
-    for i in tensors(inputs):
-        if inputs[i].layout is torch.strided:
-            key = inputs[i].untyped_storage().data_ptr()
-            result[i] = first.setdefault(key, i) if key else i
-    return result
 
 
 def shares(inputs: Sequence[Any], position: int) -> bool:

@@ -18,7 +18,7 @@ from graphprobe.diagnose.reduction.edits.base import (
     tensor_attributes,
     tensors,
 )
-from graphprobe.diagnose.reduction.edits.sizes import ORDERS, fit_sizes, shapes_of
+from graphprobe.diagnose.reduction.edits.sizes import fit_sizes, shapes_of
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 VECTORS = (8, 16, 32)
@@ -33,18 +33,15 @@ class Resize(EditBase, frozen=True):
     indices any more, are taken modulo the new size. An input that no size names stays as it is.
 
     Attributes:
-        sizes: (old, new) pairs.
         dims: the only (input, dim) pairs to cut; empty: all of the old sizes, in inputs and attributes.
-        last: keep the last elements.
     """
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[int, int], ...]  # (old, new) pairs
     dims: tuple[tuple[int, int], ...] = ()
-    last: bool = False
+    last: bool = False  # keep the last elements
     RUNS: ClassVar[bool] = True
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Cut the inputs, then find sizes in the graph that run."""
         sizes = dict(self.sizes)
         shapes, meta = shapes_of(graph, inputs)
         values: list[Any] = list(inputs)
@@ -60,10 +57,10 @@ class Resize(EditBase, frozen=True):
                     parameter = isinstance(tensor, torch.nn.Parameter)
                     set_attribute(graph, target, torch.nn.Parameter(cut, tensor.requires_grad) if parameter else cut)
         error: Exception | None = None
-        for order in ORDERS:
+        for bold in (True, False):
             for choice in _choices(values, sizes):
                 try:
-                    fit_sizes(graph, choice, shapes, sizes, order, meta=meta)
+                    fit_sizes(graph, choice, shapes, sizes, bold=bold, meta=meta)
                 except Exception as raised:
                     error = raised
                 else:
@@ -196,4 +193,4 @@ def _steps(size: int) -> list[int]:
     return [new for new in dict.fromkeys((1, size // 2, size - 1)) if 0 < new < size]
 
 
-PASS = EditPass("dims", _candidates)
+DIMS = EditPass("dims", _candidates)

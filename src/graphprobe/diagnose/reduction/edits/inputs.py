@@ -15,13 +15,12 @@ from graphprobe.diagnose.reduction.edits.base import (
     is_number,
     placeholders,
     shares,
-    sharing,
     tensor_at,
     tensor_attributes,
     tensors,
     together,
 )
-from graphprobe.diagnose.reduction.edits.measure import is_strided
+from graphprobe.diagnose.reduction.edits.measure import is_strided, sharing
 from graphprobe.engine.interpret import copy_tensor
 
 
@@ -29,15 +28,11 @@ class Lift(EditBase, frozen=True):
     """Tensors that the graph reads from its module become inputs, behind the others, in this order.
 
     Each call gets a copy of what the attribute holds: what one call writes is not seen by the next.
-
-    Attributes:
-        attributes: targets, as in the graph.
     """
 
-    attributes: tuple[str, ...]
+    attributes: tuple[str, ...]  # targets, as in the graph
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Put placeholders in the place of the nodes."""
         found = tensor_attributes(graph)
         values = list(inputs)
         for target in self.attributes:
@@ -55,17 +50,14 @@ class Lift(EditBase, frozen=True):
         return values
 
 
-class DropInput(EditBase, frozen=True):
-    """Inputs that nothing uses are dropped.
+class _OfInputs(EditBase, frozen=True):
+    inputs: tuple[int, ...]  # positions
 
-    Attributes:
-        inputs: positions.
-    """
 
-    inputs: tuple[int, ...]
+class DropInput(_OfInputs, frozen=True):
+    """Inputs that nothing uses are dropped."""
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Drop them."""
         nodes = placeholders(graph)
         for i in self.inputs:
             if i >= len(nodes) or nodes[i].users:
@@ -85,7 +77,6 @@ class Merge(EditBase, frozen=True):
     second: int
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Replace and drop."""
         nodes = placeholders(graph)
         if not 0 <= self.first < self.second < len(nodes):
             raise NotApplicable(f"{self}: there are {len(nodes)} inputs")
@@ -104,33 +95,19 @@ def _look(value: Any) -> tuple[Any, ...]:
     return (type(value), value) if is_number(value) else (id(value),)
 
 
-class DropGrad(EditBase, frozen=True):
-    """Inputs require no gradients.
-
-    Attributes:
-        inputs: positions.
-    """
-
-    inputs: tuple[int, ...]
+class DropGrad(_OfInputs, frozen=True):
+    """Inputs require no gradients."""
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Clear the flags."""
         for i in self.inputs:
             inputs[i] = tensor_at(inputs, i).detach()
         return inputs
 
 
-class Contiguous(EditBase, frozen=True):
-    """Inputs become contiguous tensors at the beginning of a storage of just their size; expanded dims are filled.
-
-    Attributes:
-        inputs: positions of tensors that share memory with no other input.
-    """
-
-    inputs: tuple[int, ...]
+class Contiguous(_OfInputs, frozen=True):
+    """Inputs become contiguous tensors at the beginning of a storage of just their size; expanded dims are filled."""
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Copy the tensors."""
         for i in self.inputs:
             value = tensor_at(inputs, i)
             if value.layout is not torch.strided:
@@ -140,17 +117,10 @@ class Contiguous(EditBase, frozen=True):
         return [_own(v, torch.contiguous_format) if i in self.inputs else v for i, v in enumerate(inputs)]
 
 
-class Unshare(EditBase, frozen=True):
-    """Inputs get memory of their own; their strides stay where they have no gaps.
-
-    Attributes:
-        inputs: positions.
-    """
-
-    inputs: tuple[int, ...]
+class Unshare(_OfInputs, frozen=True):
+    """Inputs get memory of their own; their strides stay where they have no gaps."""
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Copy the tensors."""
         for i in self.inputs:
             tensor_at(inputs, i)
         return [_own(v, torch.preserve_format) if i in self.inputs else v for i, v in enumerate(inputs)]

@@ -10,14 +10,14 @@ The parts are compared in order, so an edit may raise a part that stands behind 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
-from graphprobe.diagnose.reduction.edits.literals import CALLS, literals
-from graphprobe.engine.subgraph import attribute
+from graphprobe.engine.subgraph import CALLS, attribute, output_node
 from graphprobe.internals.operators.operators import operator_of
 
 HEAD = 4096
@@ -41,43 +41,27 @@ DTYPES = {
 
 OTHER_DTYPE = 5
 
+SLICE = ("start", "stop", "step")
+
 
 class Size(NamedTuple):
-    """How simple a case is; compared as a tuple, the smaller the simpler.
+    """How simple a case is; compared as a tuple, the smaller the simpler."""
 
-    Attributes:
-        graphs: calls of operators that take graphs, the nested ones included.
-        calls: calls in the graph and in the graphs that its operators take.
-        attributes: tensors that the graph reads from its module.
-        outputs: values that are returned.
-        elements: of all tensors that go in, attributes included.
-        large_dims: dims of theirs that are larger than 1.
-        inputs: placeholders.
-        numbers: those of them that are numbers.
-        sizes: distinct sizes above 1.
-        dtypes: sum of the ranks of the tensors' dtypes and of those written into the graph.
-        shared: inputs that share memory with an earlier one.
-        strides: inputs that are not contiguous or do not start at the beginning of their storage.
-        gradients: inputs that require gradients.
-        values: sum of the ranks of the tensors' values and of the floating-point constants, and NaNs and infinities.
-        constants: what the integers in the graph amount to, in digits of base 2.
-    """
-
-    graphs: int
-    calls: int
-    attributes: int
-    outputs: int
-    elements: int
-    large_dims: int
-    inputs: int
-    numbers: int
-    sizes: int
-    dtypes: int
-    shared: int
-    strides: int
-    gradients: int
-    values: int
-    constants: int
+    graphs: int  # calls of operators that take graphs, the nested ones included
+    calls: int  # calls in the graph and in the graphs that its operators take
+    attributes: int  # tensors that the graph reads from its module
+    outputs: int  # values that are returned
+    elements: int  # of all tensors that go in, attributes included
+    large_dims: int  # dims of theirs that are larger than 1
+    inputs: int  # placeholders
+    numbers: int  # those of them that are numbers
+    sizes: int  # distinct sizes above 1
+    dtypes: int  # sum of the ranks of the tensors' dtypes and of those written into the graph
+    shared: int  # inputs that share memory with an earlier one
+    strides: int  # inputs that are not contiguous or do not start at the beginning of their storage
+    gradients: int  # inputs that require gradients
+    values: int  # sum of the ranks of the tensors' values and of the floating-point constants, and NaNs and infinities
+    constants: int  # what the integers in the graph amount to, in digits of base 2
 
 
 def size_of(graph: GraphModule, inputs: Sequence[Any]) -> Size:
@@ -92,14 +76,14 @@ def size_of(graph: GraphModule, inputs: Sequence[Any]) -> Size:
         graphs=sum(is_higher_order(node) for node in nodes),
         calls=len(nodes),
         attributes=len(attributes),
-        outputs=_outputs(graph),
+        outputs=len(outputs_of(graph)),
         elements=sum(tensor.numel() for tensor in every),
         large_dims=len(large),
         inputs=len(inputs),
         numbers=len(inputs) - len(given),
         sizes=len(set(large)),
         dtypes=sum(rank_of(t.dtype) for t in every) + sum(rank_of(v) for v in constants if isinstance(v, torch.dtype)),
-        shared=_shared(given),
+        shared=sum(first != i for i, first in sharing(given).items()),
         strides=sum(is_strided(tensor) for tensor in given),
         gradients=sum(tensor.requires_grad for tensor in given),
         values=sum(value_rank(t) + nonfinite(t) for t in every) + sum(map(constant_rank, constants)),
@@ -135,15 +119,21 @@ def is_higher_order(node: Node) -> bool:
     return found is not None and found.namespace == "higher_order"
 
 
-def _outputs(graph: GraphModule) -> int:
-    output = next(n for n in reversed(graph.graph.nodes) if n.op == "output")
-    return len(output.args[0]) if isinstance(output.args[0], (list, tuple)) else 1
+def sharing(inputs: Sequence[Any]) -> dict[int, int]:
+    """Of each strided tensor, by position: the first position with the same storage. Empty storages count as own."""
+    first: dict[int, int] = {}
+    result = {}
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            key = value.untyped_storage().data_ptr()
+            result[i] = first.setdefault(key, i) if key else i
+    return result
 
 
-def _shared(given: Sequence[torch.Tensor]) -> int:
-    strided = [t for t in given if t.layout is torch.strided]
-    keys = [key for key in (t.untyped_storage().data_ptr() for t in strided) if key]
-    return len(keys) - len(set(keys))
+def outputs_of(graph: GraphModule) -> list[Any]:
+    """What the graph returns."""
+    returned: Any = output_node(graph).args[0]
+    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
 def rank_of(dtype: torch.dtype) -> int:
@@ -212,3 +202,74 @@ def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Floating-point values rounded to so many significant bits; NaNs and infinities stay."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
+
+
+def literals(node: Node) -> Iterator[tuple[str, Any]]:
+    """Every number and dtype among the arguments, behind its path, e.g. `args.1.0` or `kwargs.size.0`."""
+    for i, value in enumerate(node.args):
+        yield from _leaves(f"args.{i}", value)
+    for name, value in node.kwargs.items():
+        yield from _leaves(f"kwargs.{name}", value)
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (bool, int, float, torch.dtype)):
+        yield path, value
+    elif isinstance(value, slice):
+        for name in SLICE:
+            yield from _leaves(f"{path}.{name}", getattr(value, name))
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _leaves(f"{path}.{i}", item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _leaves(f"{path}.{name}", item)
+
+
+def put(node: Node, new: Mapping[str, Any]) -> None:
+    """Write other literals into the arguments, by path."""
+    if new:
+        node.args = tuple(_replaced(f"args.{i}", value, new) for i, value in enumerate(node.args))
+        node.kwargs = {name: _replaced(f"kwargs.{name}", value, new) for name, value in node.kwargs.items()}
+
+
+def _replaced(path: str, value: Any, new: Mapping[str, Any]) -> Any:
+    if path in new:
+        return new[path]
+    if isinstance(value, slice):
+        return slice(*(_replaced(f"{path}.{name}", getattr(value, name), new) for name in SLICE))
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_replaced(f"{path}.{i}", item, new) for i, item in enumerate(value))
+    if isinstance(value, dict):
+        return {name: _replaced(f"{path}.{name}", item, new) for name, item in value.items()}
+    return value
+
+
+def calls(gm: GraphModule) -> Iterator[Node]:
+    """The calls of the graph itself, in order."""
+    for node in gm.graph.nodes:
+        if node.op in CALLS:
+            yield node
+
+
+def set_constant(node: Node, value: Any) -> None:
+    """Let everything that uses the node get a constant instead; the node itself stays."""
+
+    def chosen(argument: Node) -> Any:
+        return value if argument is node else argument
+
+    for user in list(node.users):
+        user.args = map_arg(user.args, chosen)
+        user.kwargs = map_arg(user.kwargs, chosen)
+
+
+def put_everywhere(gm: GraphModule, change: Callable[[Any], Any]) -> bool:
+    """Change the literals of all calls of the graph; whether any is another now."""
+    changed = False
+    for node in calls(gm):
+        new = {path: change(value) for path, value in literals(node)}
+        old = dict(literals(node))
+        new = {path: value for path, value in new.items() if type(value) is not type(old[path]) or value != old[path]}
+        put(node, new)
+        changed = changed or bool(new)
+    return changed

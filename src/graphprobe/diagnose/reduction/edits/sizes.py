@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.reduction.edits.base import bodies, copied_inputs, runnable
-from graphprobe.diagnose.reduction.edits.literals import calls, literals, put
+from graphprobe.diagnose.reduction.edits.measure import calls, literals, put
 from graphprobe.internals.operators.operators import operator_of
 
 NAMES = frozenset(
@@ -32,20 +32,6 @@ FROM: dict[str, int] = {
 
 VIEWS = frozenset("view _unsafe_view reshape view_copy _reshape_alias".split())
 EXPANDS = frozenset("expand broadcast_to expand_copy".split())
-
-Order = Callable[[list[dict[str, int]]], list[dict[str, int]]]
-
-
-def _bold(options: list[dict[str, int]]) -> list[dict[str, int]]:
-    return [*options, {}]
-
-
-def _shy(options: list[dict[str, int]]) -> list[dict[str, int]]:
-    return [{}, *options]
-
-
-ORDERS: tuple[Order, ...] = (_bold, _shy)
-"""Whether what stands in the graph is tried last or first."""
 
 
 def name_of(node: Node) -> str:
@@ -94,9 +80,9 @@ class _Shapes(Interpreter):
 class _Fitting(_Shapes):
     """Runs a graph on inputs of other sizes; a call that has sizes gets the first ones that it runs with."""
 
-    def __init__(self, gm: GraphModule, before: Mapping[str, tuple[int, ...]], sizes: Mapping[int, int], order: Order):
+    def __init__(self, gm: GraphModule, before: Mapping[str, tuple[int, ...]], sizes: Mapping[int, int], bold: bool):
         super().__init__(gm)
-        self.before, self.sizes, self.order = before, sizes, order
+        self.before, self.sizes, self.bold = before, sizes, bold
         self.chosen: dict[str, dict[str, int]] = {}
 
     def run_node(self, n: Node) -> Any:
@@ -105,7 +91,8 @@ class _Fitting(_Shapes):
             return super().run_node(n)
         args, kwargs = n.args, n.kwargs
         error: Exception | None = None
-        for option in _distinct(self.order(list(self._options(n, found))), found):
+        options = list(self._options(n, found))
+        for option in _distinct([*options, {}] if self.bold else [{}, *options], found):
             put(n, option)
             try:
                 result = super().run_node(n)
@@ -269,15 +256,16 @@ def fit_sizes(
     inputs: Sequence[Any],
     before: Mapping[str, tuple[int, ...]],
     sizes: Mapping[int, int],
-    order: Order,
     *,
-    meta: bool = False,
+    bold: bool,
+    meta: bool,
 ) -> None:
     """Change the sizes in the graph, in place, so that it runs on `inputs`; graphs inside operators get `sizes` too.
 
     Args:
         before: shapes of the tensors of a run on the old inputs.
         sizes: new sizes by old.
+        bold: what is in the graph is tried last, and not first.
         meta: look for them without data; then run it once with data.
 
     Raises:
@@ -290,7 +278,7 @@ def fit_sizes(
             put(node, {path: sizes[value] for path, value in size_arguments(node).items() if value in sizes})
         body.recompile()
     try:
-        run = _Fitting(_without_data(graph) if meta else runnable(graph), before, sizes, order)
+        run = _Fitting(_without_data(graph) if meta else runnable(graph), before, sizes, bold)
         _run(run, [_empty(value) for value in inputs] if meta else inputs)
         for node, args, kwargs in kept:
             if node.graph is graph.graph:

@@ -1,4 +1,4 @@
-"""Plainer values: zeros, ones, small integers, one value throughout, few significant bits."""
+"""Plainer dtypes, values and constants; numbers that go in, or are computed from sizes, are written into the graph."""
 
 from __future__ import annotations
 
@@ -8,11 +8,37 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from graphprobe.diagnose.reduction.edits.base import EditBase, EditPass, NotApplicable, tensor_at, tensors
-from graphprobe.diagnose.reduction.edits.measure import rounded, value_rank
+from graphprobe.diagnose.reduction.edits.base import (
+    EditBase,
+    EditPass,
+    NotApplicable,
+    is_number,
+    placeholders,
+    runnable,
+    set_attribute,
+    shares,
+    tensor_at,
+    tensor_attributes,
+    tensors,
+)
+from graphprobe.diagnose.reduction.edits.measure import (
+    calls,
+    constant_rank,
+    literals,
+    put,
+    put_everywhere,
+    rank_of,
+    rounded,
+    set_constant,
+    value_rank,
+)
+from graphprobe.engine.interpret import run_graph
+from graphprobe.engine.subgraph import CALLS
 
 FILLS = {"zeros": 0, "ones": 1, "small": 2, "signed": 3, "uniform": 4, "single": 4, "bits4": 5, "bits8": 6}
 """Of a `Fill`, with the rank of such values; and `nonfinite`."""
+
+Number = bool | int | float
 
 
 class Fill(EditBase, frozen=True):
@@ -32,7 +58,6 @@ class Fill(EditBase, frozen=True):
     kind: str
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        """Write the values."""
         if self.kind not in FILLS and self.kind != "nonfinite":
             raise NotApplicable(f"{self}: there is no such kind")
         for i in self.inputs:
@@ -95,7 +120,7 @@ def _one_value(wide: torch.Tensor, positions: torch.Tensor, kind: str) -> torch.
     return torch.where(positions == at, value, 0.0)
 
 
-def _candidates(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
+def _fills(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     every = [i for i in tensors(inputs) if inputs[i].numel()]
     floating = [i for i in every if inputs[i].is_floating_point() or inputs[i].is_complex()]
     ranks = {i: value_rank(inputs[i]) for i in every}
@@ -112,4 +137,154 @@ def _candidates(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
             yield from (Fill(spoiled, kind) for kind in ("zeros", "ones"))
 
 
-PASS = EditPass("values", _candidates)
+VALUES = EditPass("values", _fills)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Cast(EditBase, frozen=True):
+    """Tensors of one dtype get another; rounded where it holds fewer bits.
+
+    Attributes:
+        source, dtype: names, e.g. `bfloat16`, `float32`.
+    """
+
+    source: str
+    dtype: str
+    inputs: tuple[int, ...] = ()  # positions; empty: all inputs and attributes of dtype `source`
+    literals: bool = False  # where the graph itself names `source`, it names `dtype` afterwards
+
+    def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
+        source, dtype = getattr(torch, self.source), getattr(torch, self.dtype)
+        chosen = self.inputs or [i for i in tensors(inputs) if inputs[i].dtype == source]
+        for i in chosen:
+            value = tensor_at(inputs, i)
+            if value.dtype != source:
+                raise NotApplicable(f"{self}: input {i} is {value.dtype}")
+            if shares(inputs, i):
+                raise NotApplicable(f"{self}: input {i} shares its memory")
+        values = [_converted(v, dtype) if i in chosen else v for i, v in enumerate(inputs)]
+        if not self.inputs:
+            for target, tensor in tensor_attributes(graph).items():
+                if tensor.dtype == source:
+                    made: torch.Tensor = _converted(tensor, dtype)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        made = torch.nn.Parameter(made.detach(), tensor.requires_grad)
+                    set_attribute(graph, target, made)
+        if self.literals:
+            put_everywhere(graph, lambda value: dtype if value is source else value)
+        return values
+
+
+def _converted(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In another dtype, with the same strides where they have no gaps."""
+    return value.detach().to(dtype).requires_grad_(value.requires_grad)
+
+
+def plain(dtype: torch.dtype) -> torch.dtype:
+    """The plainest dtype of the same kind."""
+    if dtype.is_complex:
+        return torch.complex64
+    if dtype.is_floating_point:
+        return torch.float32
+    return torch.bool if dtype is torch.bool else torch.int64
+
+
+def _casts(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
+    every = [inputs[i].dtype for i in tensors(inputs)] + [t.dtype for t in tensor_attributes(graph).values()]
+    sources = [d for d in dict.fromkeys(every) if plain(d) is not d and rank_of(plain(d)) < rank_of(d)]
+    for source in sources:
+        for named in (True, False):
+            yield Cast(_name(source), _name(plain(source)), literals=named)
+    for i in tensors(inputs):
+        if inputs[i].dtype in sources:
+            yield Cast(_name(inputs[i].dtype), _name(plain(inputs[i].dtype)), inputs=(i,))
+
+
+DTYPES = EditPass("dtypes", _casts)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+class InlineNumber(EditBase, frozen=True):
+    """Inputs that are numbers become constants of the graph."""
+
+    inputs: tuple[int, ...]  # positions
+    values: tuple[Number, ...]  # what they are, in the same order; a call where they are others does not fit
+
+    def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
+        nodes = placeholders(graph)
+        for i, value in zip(self.inputs, self.values, strict=True):
+            if i >= len(inputs) or not _same(inputs[i], value):
+                raise NotApplicable(f"{self}: input {i} is no {value!r}")
+            set_constant(nodes[i], value)
+            graph.graph.erase_node(nodes[i])
+        return [v for i, v in enumerate(inputs) if i not in self.inputs]
+
+
+class FoldNumber(EditBase, frozen=True):
+    """Calls that give a number, as those of sizes do, become constants."""
+
+    nodes: tuple[str, ...]  # their names
+    values: tuple[Number, ...]  # what they give, in the same order; a call where they give something else does not fit
+
+    def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
+        numbers = _numbers(graph, inputs)
+        found = {node.name: node for node in graph.graph.nodes}
+        for name, value in zip(self.nodes, self.values, strict=True):
+            if name not in found or not _same(numbers.get(name), value):
+                raise NotApplicable(f"{self}: {name} gives no {value!r}")
+            set_constant(found[name], value)
+        for name in reversed(self.nodes):
+            if not found[name].users:
+                graph.graph.erase_node(found[name])
+        return inputs
+
+
+def _numbers(graph: GraphModule, inputs: list[Any]) -> dict[str, Number]:
+    """What each call that gives a number gives."""
+    values = run_graph(runnable(graph), inputs).values
+    foldable = [n for n in graph.graph.nodes if n.op in CALLS and is_number(values.get(n.name))]
+    return {node.name: values[node.name] for node in foldable}
+
+
+def _static(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
+    found = [i for i, value in enumerate(inputs) if is_number(value)]
+    if len(found) > 1:
+        yield InlineNumber(tuple(found), tuple(inputs[i] for i in found))
+    yield from (InlineNumber((i,), (inputs[i],)) for i in found)
+    numbers = _numbers(graph, inputs)
+    if len(numbers) > 1:
+        yield FoldNumber(tuple(numbers), tuple(numbers.values()))
+    yield from (FoldNumber((name,), (value,)) for name, value in numbers.items())
+
+
+class SetScalar(EditBase, frozen=True):
+    """A floating-point constant of a call becomes another."""
+
+    node: str  # name of the call
+    path: str  # of the argument, e.g. `args.1` or `kwargs.eps`.
+    value: float
+
+    def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
+        node = next((n for n in calls(graph) if n.name == self.node), None)
+        if node is None or not isinstance(dict(literals(node)).get(self.path), float):
+            raise NotApplicable(f"{self}: there is no such constant")
+        put(node, {self.path: self.value})
+        return inputs
+
+
+def _plainer(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
+    for node in calls(graph):
+        for path, value in literals(node):
+            for new in (0.0, 1.0):
+                if isinstance(value, float) and constant_rank(new) < constant_rank(value):
+                    yield SetScalar(node.name, path, new)
+
+
+STATIC = EditPass("static", _static)
+SCALARS = EditPass("scalars", _plainer)
