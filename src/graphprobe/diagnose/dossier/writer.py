@@ -227,8 +227,9 @@ def write_proof(
     if repro.exists():
         (folder / "test_repro.py").write_text(TEST, "utf-8")
         code = repro.read_text("utf-8") if code is None else code
-    report = report_text(finding, code=code or "", output=output, versions=versions(), files=files or {})
-    (folder / "REPORT.md").write_text(report, "utf-8")
+    if finding.kind != "wrong_registration":  # the program's own to mend: nothing to report
+        report = report_text(finding, code=code or "", output=output, versions=versions(), files=files or {})
+        (folder / "REPORT.md").write_text(report, "utf-8")
     (folder / "finding.json").write_bytes(finding_json(finding))
 
 

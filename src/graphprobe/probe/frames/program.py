@@ -136,11 +136,14 @@ class CodeRecorder:
             "defaults": [],
             "kwdefaults": {},
         }
+        self._uses(code, module)
+        entry["closure"] = [self._encoder.encode(cell, f"{path}.{name}") for name, cell in cells.items()]
+        return entry
+
+    def _uses(self, code: CodeType, module: _Module) -> None:
         self._names |= attribute_names(code)
         self._need(module, global_names(code))
         self._imports(code, module)
-        entry["closure"] = [self._encoder.encode(cell, f"{path}.{name}") for name, cell in cells.items()]
-        return entry
 
     def _imports(self, code: CodeType, module: _Module) -> None:
         for name in imported_modules(code, module.namespace):
