@@ -258,6 +258,11 @@ def test_a_wrong_registration_is_told_as_the_programs_own_and_not_to_be_reported
     assert "report it" not in text and "gives" not in text
 
 
+def test_a_variable_of_the_program_is_no_unit_of_noise() -> None:
+    text = "Here y and z are outputs of one function, so z does not depend on y."
+    assert reason_of(finding(reason=f"rms of z is 9, the limit 4. {text}")) == ("observed", text)
+
+
 def test_code_keeps_its_case_at_the_beginning_of_a_sentence() -> None:
     for text in (
         "view_as: another branch",

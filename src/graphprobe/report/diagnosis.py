@@ -73,7 +73,7 @@ NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
 WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*(?=[ ,;]|\.?(?: |$))")
 """A word that begins a sentence takes a capital letter; a name in code does not, nor does what a colon follows."""
 
-SENTENCES, Z = re.compile(r"(?<=[.!?]) (?=[A-Z])"), re.compile(r"\bz\b")
+SENTENCES, Z = re.compile(r"(?<=[.!?]) (?=[A-Z])"), re.compile(r"\bz is (?:[-\d]|inf|nan)")
 """What a reason consists of, and what a sentence of it has that gives an error in units of noise."""
 
 SEE_IT = "exits 1 while the fault is there, 0 once it is gone; needs torch only"
