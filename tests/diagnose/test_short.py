@@ -18,6 +18,7 @@ from graphprobe.diagnose.dossier.short import PlainFunction, Short, short_repros
 from graphprobe.diagnose.dossier.short_check import MOST_LINES
 from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
 from graphprobe.diagnose.dossier.writer import first_shown
+from graphprobe.diagnose.program import Program
 from graphprobe.engine.values import capture, same_bits
 from graphprobe.findings import Finding, Kind
 from graphprobe.probe.formats.literals import Unreproducible
@@ -312,8 +313,10 @@ WHOLE: dict[str, tuple[Any, Kind, str, list[Any], str]] = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_program_that(name: str) -> None:
     fn, kind, where, calls, told = WHOLE[name]
-    program = ShortProgram(fn, calls, None, None, {"backend": "'eager'"}, "", [], where, kind, "it differs")
-    (found,) = short_program(program, "", "instance(")
+    options = {"backend": "'eager'"}
+    (found,) = short_program(
+        ShortProgram(Program(fn, calls), options, "", [], where, kind, "it differs", "disable=True", False, None)
+    )
     assert found.text.count("\n") <= MOST_LINES
     shown = first_shown([found])
     assert ("" if shown is None else shown.output.partition("\n")[0]) == told
