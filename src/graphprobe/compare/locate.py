@@ -286,7 +286,8 @@ class _Walk:
             return None
         self.parted.update([self.here] if mark.part else [])
         known = drawn or mark.rank in self.accused or self.in_parts or self.here in self.other_parameters
-        if not known and mark.gradient > (PEAK if max(self.alone) > REGION else 1.0):
+        # With several ranks, what a gradient gets of the others in the backward is in no record.
+        if not known and self.alone_of_ranks and mark.gradient > (PEAK if max(self.alone) > REGION else 1.0):
             self.entered.add(self.here)
             return Decision("differs", "structure", "changed_unseen", GRADIENTS)
         region = REGION_NOISE if max(self.alone) > REGION or self.here in self.parted else REWIRED * FLAT

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from graphprobe.compare.marks import Mark
+from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.numerics.dtypes import DTYPES
+from graphprobe.store.calls import Call
 
 FEW = 4
 """Calls of a family from which it has a custom of its own."""
@@ -113,6 +115,13 @@ def _coarser_than_all(pair: str, whole: Counter[str]) -> bool:
     if not others or whole[pair] > RARE * usual:
         return False
     return all(_roundoff(candidate) > _roundoff(p.split(">")[1]) for p in others)
+
+
+def coarsens(call: Call) -> bool:
+    """Whether a call gives a coarser dtype than it gets."""
+    made, got = ([s for s in call.slots if s.meta and (s.role in OUTPUT_ROLES) is out] for out in (True, False))
+    worst = [max((_roundoff(slot.meta.dtype) for slot in slots if slot.meta), default=0.0) for slots in (made, got)]
+    return worst[0] > worst[1]
 
 
 def _roundoff(dtype: str) -> float:

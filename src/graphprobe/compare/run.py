@@ -21,7 +21,7 @@ from graphprobe.compare.naming import canonical
 from graphprobe.compare.options import Options, with_jobs
 from graphprobe.compare.outline import OUTPUT_ROLES, fingerprint, outline_from_calls
 from graphprobe.compare.pairing import CASTS, Ends, Lone, Plan, StepCalls, fed_alone_of, wires_of
-from graphprobe.compare.precision import precision_of
+from graphprobe.compare.precision import coarsens, precision_of
 from graphprobe.compare.randomness import draws
 from graphprobe.compare.result import (
     UNDECIDED_KINDS,
@@ -340,7 +340,7 @@ class _Work:
             kept=lone.kept,
             random=draws(lone.call),
             parameter=any(slot.held for slot in lone.call.slots),
-            cast=canonical(lone.call.api) in CASTS,
+            cast=canonical(lone.call.api) in CASTS and coarsens(lone.call),
             wired=tuple((0.0, 0.0, p, -1) for p in lone.producers if p >= 0),
         )
         return row, mark

@@ -29,7 +29,7 @@ FRAMES = 8
 LAYERS = os.path.join("torch", "nn", "")
 """Whose functions and modules call what their names say."""
 
-OPERATORS = os.path.join("torch", "_tensor.py")
+OPERATORS = torch.Tensor.backward.__code__.co_filename
 """Which calls a function for a sign, `pow` for `**`."""
 
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
