@@ -69,7 +69,9 @@ ONCE = {
     "write a diagnosis as JSON": Verb(
         findings.Diagnosis.to_json,
         (r"\b(Finding|Diagnosis)\b", r"\b(to_builtins|asdict|__struct_fields__)\b"),
-        frozenset({"cli.commands.diagnose._fields", "diagnose.whole.find_whole", "diagnose.searches.relations.related"}),
+        frozenset(
+            {"cli.commands.diagnose._fields", "diagnose.whole.find_whole", "diagnose.searches.relations.related"}
+        ),
     ),
     "judge numbers against their noise": Verb(verdict.judge, (r"\bVerdict\(",)),
     "read a file that torch.save wrote": Verb(checked.read_tensor, (r"\btorch\.load\(|\bZipFile\(",)),
