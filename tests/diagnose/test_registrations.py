@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import planting
 import pytest
 import torch
 
+from graphprobe.diagnose.api import diagnose
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.registrations import disagreements
 
@@ -126,3 +131,47 @@ def test_the_call_that_disagrees_may_be_a_later_one_or_in_the_backward() -> None
     doubled: Any = Doubled.apply
     ((finding, _),) = disagreements(Program(doubled, [((torch.ones(3, requires_grad=True),), {})], grad=True))
     assert finding.direction == "backward" and "dtype float32" in finding.reason
+
+
+@torch.library.custom_op("own_registered_too::means", mutates_args=())
+def means(x: torch.Tensor) -> torch.Tensor:
+    return x.double().mean(-1)
+
+
+@means.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[:-1])
+
+
+def meaning(x: Tensor) -> Tensor:
+    return means(x) * 2
+
+
+def righteous(x: Tensor) -> Tensor:
+    return RIGHT["dtype"](x) + torch.relu(x)
+
+
+@pytest.mark.slow
+def test_the_fake_kernel_is_told_with_a_proof_and_no_report(tmp_path: Path) -> None:
+    found = diagnose(meaning, torch.arange(10.0).view(5, 2), out=tmp_path / "out")
+    (finding,) = found.findings
+    assert (finding.kind, finding.op, finding.proof) == (
+        "wrong_registration",
+        "own_registered_too.means.default",
+        "piece",
+    )
+    assert f"Your fake kernel at {Path(__file__).name}:" in finding.reason and "opcheck" in finding.reason
+    folder = Path(str(finding.dossier))
+    assert not (folder / "REPORT.md").exists()
+    run = [sys.executable, "-I", str(folder / "repro.py")]
+    assert subprocess.run(run, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    mended = (folder / "repro.py").read_text().replace("x.shape[:-1])", "x.shape[:-1], dtype=torch.float64)")
+    (folder / "repro.py").write_text(mended)
+    assert subprocess.run(run, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_fault_of_inductor_beside_a_right_operator_is_inductors(tmp_path: Path) -> None:
+    with planting.cpp("relu", lambda x: f"({x} * 2)"):
+        (finding,) = diagnose(righteous, RAMP, out=tmp_path / "out").findings
+    assert (finding.stage, finding.op) == ("codegen", "aten.relu.default")

@@ -67,8 +67,8 @@ REGION_STEP = 2.0
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "growth")
 
 GRADIENTS = (
-    "the gradients that it gets differ by more than what backward calls gave: they were not set to zero, set to zero "
-    "or left out in between, or changed since, and no record shows by what"
+    "its gradients differ by more than backward calls explain: they were not set to zero, set to zero or left out in "
+    "between, or changed since, and no record shows by what"
 )
 
 SKIPPED, UNSURE, OK, WORSE = 1, 2, 3, 4
@@ -432,7 +432,8 @@ def _entered(
         if producer is not None and other is not None:
             if producer.side or other.side:
                 continue
-            text = f"it gets {'another result of the same call' if producer is other else 'the result of another call'}"
+            wired = "another result of the same call" if producer is other else "the result of another call"
+            text = f"it is wired to {wired}"
             return Decision("differs", "structure", "moved_call", text)
         source = producer if producer is not None else other
         if source is not None and not source.side:

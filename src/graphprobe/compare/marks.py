@@ -74,7 +74,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
             apart, in units of what those calls explain; −1 without any.
         other_parameters: a step of an optimizer that has a parameter on one side alone.
         kept: it gives back what it got.
-        cast: it is a call without a partner that converts to another dtype.
+        cast: it is a call without a partner that converts to a coarser dtype.
         spot: hash of operation, direction and line of the program; what is wrong at one spot has one cause.
         given: hashes of what the candidate and the reference got from outside, or drew, where that differs.
         lost: of a backward, gradients that one side lacks: 1 the candidate, 2 the reference, and the hash of the

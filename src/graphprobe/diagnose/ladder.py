@@ -87,7 +87,8 @@ class Ladder:
         self.top: RungName = "plain"
         self.reference: Reference | None = None
         self.suspected: list[Latent] = []  # by searches other than the rungs'
-        self.longest_s, self.hangs = 0.0, False  # of the steps so far that ended
+        self.longest_s = 0.0  # of the steps so far that ended
+        self.hangs = False
         self.raised_in: str | None = None
         self._fresh: FreshProcesses | None = None
         self._imports = after_fork.imported()

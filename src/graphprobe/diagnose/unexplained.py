@@ -158,9 +158,10 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     with ladder.in_time(BLAME):
         ladder.on_step("culprit")
         found = _found(ladder, rung, differences, unnamed)
-        if rung == "dynamo" and relations.is_unguarded(ladder, first):
-            for finding in found:
-                finding.reason = told_more(finding.reason, relations.UNGUARDED)
+        with ladder.in_time("whether each call is right if it is compiled afresh"):
+            if rung == "dynamo" and relations.is_unguarded(ladder, first):
+                for finding in found:
+                    finding.reason = told_more(finding.reason, relations.UNGUARDED)
         return found
     if first.kind in RAISED and unnamed.op is not None and unnamed.stage != "unknown":
         ladder.result.notes[-1] = ladder.result.notes[-1].replace(f"{BLAME} was not found out", ERROR_NAMES)

@@ -53,7 +53,7 @@ DIFFERENCES_IN_WORDS = {
     "replaced_call": "stands where the reference calls another operation",
     "extra_call": "is called by the candidate only, and changes what follows",
     "missing_call": "is called by the reference only, and changes what follows",
-    "moved_call": "gets another input: it is called in another order, or wired to another result",
+    "moved_call": "has another input: it is called in another order, or wired to another result",
     "changed_unseen": "gets a value that was changed in between, and no record shows by what",
     "lost_gradient": "gives a gradient on one side only",
     "parameters": "steps a parameter that the other side does not step",

@@ -363,8 +363,8 @@ def print_end(
             facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
             command = "reduce" if first.proof == "piece" else "issue"
             follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
-        if first.kind == "wrong_registration":
-            follow = ["graphprobe", "diagnose", *target]
+        if first.kind == "wrong_registration" and is_proven(first):
+            follow = ["python", str(Path(near(str(first.dossier), base)) / "repro.py")]
     elif verdict == "undecided":
         undecided = [note for d in diagnoses if d.verdict == "undecided" for note in d.notes]
         facts.append(("why", next(iter(sorted(undecided, key=lambda note: "budget" not in note)), "")))

@@ -38,8 +38,8 @@ from graphprobe.judge.judging import Difference
 HINT = re.compile(r"This error most often comes from .*?opcheck to test your custom op", re.DOTALL)
 """What torch says where compiled code meets a result other than promised."""
 
-MOST = 4
-"""Operators that are told."""
+MOST_OPERATORS = 4
+"""Wrong registrations that a diagnosis tells."""
 
 OF_SCHEMA = ("promises to leave", "promises memory of its own")
 """How promises begin that the schema makes, and not the fake kernel."""
@@ -63,7 +63,7 @@ def disagreements(program: Program) -> list[tuple[Finding, OperatorCall]]:
 
     with OpMode(around):
         program.run(lambda fn: fn)
-    return [*found.values()][:MOST]
+    return [*found.values()][:MOST_OPERATORS]
 
 
 def held_against(program: Program, compilation: Compilation, first: Difference) -> list[Finding]:

@@ -34,7 +34,7 @@ from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.judging import Difference
 from graphprobe.judge.verdict import RungName
 
-MOST = 4
+MOST_RELATIONS = 4
 """Relations of one kind that are tried."""
 
 OTHER_TYPE = re.compile(r"is '([\w.]+)', uncompiled '(?:builtins\.)?([\w.]+)'")
@@ -231,7 +231,7 @@ def _cut(ladder: Ladder, first: Difference) -> Relation | None:
     """The first relation inside of a graph that is mended where the graph is cut."""
     found = _asked(ladder, partial(_inside, ladder.program, ladder.compilation))
     step = partial(_in_parts, ladder.program, ladder.compilation)
-    return next((one for one in found[:MOST] if _mends(ladder, partial(step, one))), None)
+    return next((one for one in found[:MOST_RELATIONS] if _mends(ladder, partial(step, one))), None)
 
 
 def _inside(program: Program, compilation: Compilation) -> list[Relation]:

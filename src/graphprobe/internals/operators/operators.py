@@ -32,6 +32,12 @@ _library = torch.library.Library("graphprobe", "FRAGMENT")
 SCHEMA_MODULE = "torch._subclasses.schema_check_mode"
 BUILT_IN = frozenset({"aten", "prims", "prim"})
 
+BUILT_IN_NAMESPACES = frozenset(
+    "aten prims prim inductor _inductor_test quantized mkldnn mkl onednn rngprims profiler higher_order sparse "
+    "c10d _c10d_functional c10d_functional symm_mem mkldnn_prepacked _prepacked".split()
+)
+"""Operator namespaces that torch itself registers, so that `torch.ops.<namespace>` finds them anywhere."""
+
 
 class Operator(NamedTuple):
     """An operator's parts.

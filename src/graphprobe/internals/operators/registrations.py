@@ -11,17 +11,15 @@ from typing import Any
 import torch
 
 from graphprobe.internals.names import require
-from graphprobe.internals.operators.operators import Overload
+from graphprobe.internals.operators.operators import BUILT_IN_NAMESPACES, Overload
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import tree_map
 
 PURPOSE = "holding operators against their fake kernels"
 
-OF_TORCH = frozenset(
-    "aten prims prim inductor inductor_prims _inductor_test quantized _quantized quantization quantized_decomposed "
-    "mkldnn mkldnn_prepacked _prepacked mkl onednn rngprims profiler higher_order sparse c10d _c10d_functional "
-    "c10d_functional _c10d_functional_autograd symm_mem _dtensor _native _test debug_mode_ops debugprims export "
-    "static_runtime flex_lib fsdp onnx onnx_symbolic streams graphprobe".split()
+OF_NO_PROGRAM = BUILT_IN_NAMESPACES.union(
+    "inductor_prims _quantized quantization quantized_decomposed _c10d_functional_autograd _dtensor _native _test "
+    "debug_mode_ops debugprims export static_runtime flex_lib fsdp onnx onnx_symbolic streams graphprobe".split()
 )
 """Namespaces of operators that no program has registered."""
 
@@ -78,7 +76,7 @@ class Promise:
 
 def is_of_torch(namespace: str) -> bool:
     """Whether operators of a namespace are torch's own, or graphprobe's."""
-    return namespace in OF_TORCH
+    return namespace in OF_NO_PROGRAM
 
 
 def has_own() -> bool:

@@ -15,14 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphprobe.internals.operators.operators import Operator, operator_of
+from graphprobe.internals.operators.operators import BUILT_IN_NAMESPACES, Operator, operator_of
 from graphprobe.internals.quiet import hint
-
-BUILT_IN_NAMESPACES = frozenset(
-    "aten prims prim inductor _inductor_test quantized mkldnn mkl onednn rngprims profiler higher_order sparse "
-    "c10d _c10d_functional c10d_functional symm_mem mkldnn_prepacked _prepacked".split()
-)
-"""Operator namespaces that torch itself registers, so that `torch.ops.<namespace>` finds them anywhere."""
 
 NEEDS_IMPORT = {"inductor": "torch._inductor.inductor_prims", "rngprims": "torch._prims.rng_prims"}
 INDUCTOR_PRIMS = frozenset("fma prepare_softmax_online force_stride_order cvt_e8m0_rceil".split())
