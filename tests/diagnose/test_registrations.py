@@ -134,12 +134,12 @@ def test_the_call_that_disagrees_may_be_a_later_one_or_in_the_backward() -> None
 
 
 @torch.library.custom_op("own_registered_too::means", mutates_args=())
-def means(x: torch.Tensor) -> torch.Tensor:
+def means(x: Tensor) -> Tensor:
     return x.double().mean(-1)
 
 
 @means.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
+def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:-1])
 
 
@@ -164,6 +164,7 @@ def test_the_fake_kernel_is_told_with_a_proof_and_no_report(tmp_path: Path) -> N
     folder = Path(str(finding.dossier))
     assert not (folder / "REPORT.md").exists()
     run = [sys.executable, "-I", str(folder / "repro.py")]
+    assert __file__ not in (folder / "repro.py").read_text()
     assert subprocess.run(run, cwd=tmp_path, capture_output=True, check=False).returncode == 1
     mended = (folder / "repro.py").read_text().replace("x.shape[:-1])", "x.shape[:-1], dtype=torch.float64)")
     (folder / "repro.py").write_text(mended)

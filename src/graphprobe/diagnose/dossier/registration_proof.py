@@ -14,6 +14,7 @@ from graphprobe.diagnose.dossier.plain_inputs import PlainInputs
 from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.dossier.short_check import USAGE, condensed, head_of
 from graphprobe.diagnose.dossier.writer import first_shown, write_proof
+from graphprobe.diagnose.program_text.parts import TextProgram
 from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.diagnose.prove import free_folder
@@ -26,6 +27,10 @@ from graphprobe.probe.formats.literals import Unreproducible
 
 RESERVED = dict.fromkeys(("found", "sys", "os", "runpy"))
 TESTS = '("test_schema", "test_faketensor")'
+
+
+class _Alone(TextProgram):
+    told_alone = True  # a custom operator reads its annotations, which are its schema
 
 
 def prove_registration(
@@ -53,7 +58,7 @@ def _scripts(finding: Finding, fn: Any, op: Overload, args: list[Any], kwargs: d
 
 
 def _as_text(fn: Any) -> tuple[list[str], str]:
-    text = program_text({"fn": type(fn) if isinstance(fn, torch.nn.Module) else fn}, reserved=RESERVED)
+    text = program_text({"fn": type(fn) if isinstance(fn, torch.nn.Module) else fn}, reserved=RESERVED, program=_Alone)
     if text.files or text.stored:
         raise Unwritable("it needs more files")
     return sorted({*text.imports} - {"import torch"}), re.sub(r"\n{3,}", "\n\n", text.text.strip())
