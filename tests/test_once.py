@@ -64,13 +64,20 @@ ONCE = {
         ),
     ),
     "blame a stage": Verb(
-        stage_table.stage_of, (r"\Adef .*\bEvidence\b.*\) -> ",), frozenset({"diagnose.unexplained._searched"})
+        stage_table.stage_of,
+        (r"\Adef .*\bEvidence\b.*\) -> ",),
+        frozenset({"diagnose.unexplained._found", "diagnose.unexplained._searched"}),
     ),
     "write a diagnosis as JSON": Verb(
         findings.Diagnosis.to_json,
         (r"\b(Finding|Diagnosis)\b", r"\b(to_builtins|asdict|__struct_fields__)\b"),
         frozenset(
-            {"cli.commands.diagnose._fields", "diagnose.whole.find_whole", "diagnose.searches.relations.related"}
+            {
+                "cli.commands.diagnose._fields",
+                "diagnose.exceptions.Culprit.told_in",
+                "diagnose.searches.relations.related",
+                "diagnose.whole.find_whole",
+            }
         ),
     ),
     "judge numbers against their noise": Verb(verdict.judge, (r"\bVerdict\(",)),

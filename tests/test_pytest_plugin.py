@@ -15,7 +15,7 @@ import torch
 
 import graphprobe
 from conftest import ROOT, Finished
-from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose.ladder import Ladder, RungSeen
 from graphprobe.judge import Difference
 from graphprobe.testing.assertion import NEW_FOLDER, CompiledDiffers
 from graphprobe.testing.failing import folder_of, without_trace
@@ -376,14 +376,14 @@ def test_what_cannot_be_told_does_not_pass(operands: Operands) -> None:
 
 @pytest.mark.slow
 def test_what_differed_once_is_not_called_healthy(operands: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared, seen = Ladder.compared, []
+    held, seen = Ladder.held, []
 
-    def differs_first(self: Ladder, *args: Any, **settings: Any) -> list[Difference]:
+    def differs_first(self: Ladder, report: Any) -> RungSeen:
         seen.append(self)
         off = Difference("wrong_value", 0, "outputs[0]", "off by one")
-        return [off] if len(seen) == 1 else compared(self, *args, **settings)
+        return RungSeen([off], report=report) if len(seen) == 1 else held(self, report)
 
-    monkeypatch.setattr(Ladder, "compared", differs_first)
+    monkeypatch.setattr(Ladder, "held", differs_first)
     with pytest.raises(CompiledDiffers, match="off by one") as caught:
         graphprobe.assert_compiles_like_eager(relu, *operands, backend="eager", grad=False)
     assert caught.value.diagnosis.verdict != "healthy"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from graphprobe.diagnose import ladder, steps
+from graphprobe.diagnose import ladder, step_runner, steps
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
@@ -68,7 +68,7 @@ class MadeUp:
         self.on_asked: Callable[[str], None] = lambda name: None
         self.budget = TimeBudget(60, clock=lambda: 60.0 * (spent_at in self.begun))
         monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # xdist's processes have none
-        monkeypatch.setattr(ladder, "isolated", self._outcome)
+        monkeypatch.setattr(step_runner, "isolated", self._outcome)
         monkeypatch.setattr(ladder, "measure", unmeasured)
         monkeypatch.setattr(ladder.after_fork, "preload", lambda check: check())
 

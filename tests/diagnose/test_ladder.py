@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,13 +128,11 @@ def in_kernels(compiled: Any, call: int, show: Any) -> Any:
 
 
 def in_lone_ops(suspects: Any, prover: Any) -> Any:
-    for suspect in suspects:
-        suspect.wrong_alone = True
-    return suspects
+    return [replace(suspect, wrong_alone=True) for suspect in suspects]
 
 
 def in_launches(compiled: Any, wrong: Any, suspects: Any, notes: Any, **_: Any) -> Any:
-    return [suspect_in(graph.final, graph.inputs[0], "codegen", graph.direction) for graph in compiled]
+    return [*suspects, *(suspect_in(graph.final, graph.inputs[0], "codegen", graph.direction) for graph in compiled)]
 
 
 CHECKS: dict[str, Callable[..., Any]] = {

@@ -158,7 +158,7 @@ def test_a_fault_stays_one_whatever_is_found_out(step: str, tmp_path: Path, monk
 def test_what_an_error_names_after_the_budget(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raised = Difference("crash_compile", 0, "", "LoweringException: tile mismatch")
     place = {"op": "aten.cumsum.default", "module": "7", "within": "7 (Block) of Sequential"} if named else {}
-    report = RungReport(origin=Origin("lowering", source="train.py:52", **place))  # type: ignore[arg-type]
+    report = RungReport(origin=Origin(stage="lowering", source="train.py:52", **place))  # type: ignore[arg-type]
     made = MadeUp(monkeypatch, {"plain": [raised]}, spent_at="culprit", plain=report)
     found = made.diagnosis(tmp_path / "out", explain=unexplained.findings_for)
     note = "; ".join(note for note in found.notes if note.startswith(SPENT))
@@ -234,7 +234,7 @@ def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
     assert len(made.result.notes) == len(notes)
     assert all(part in note for part, note in zip(notes, made.result.notes, strict=True))
     if left > GIB:
-        assert made._board.read().endswith(f"of {told_size(left)}")
+        assert made.runner.board.read().endswith(f"of {told_size(left)}")
 
 
 @pytest.mark.parametrize(("number", "fails"), [("SIGKILL", False), ("SIGSEGV", True)])

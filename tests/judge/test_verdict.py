@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphprobe.diagnose.ladder import Ladder
+from graphprobe.diagnose.ladder import Ladder, RungSeen
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
@@ -93,9 +93,9 @@ class Planted(Ladder):
     def _rung(self, name: verdict.RungName, step: Any) -> None:
         state, findings, latent = self.planted[name]
         self.run.append(name)
-        if state != "not_run":
-            self.failing[name] = {"right": [], "wrong": [WRONG], "unsure": [UNSURE]}[state]
-        self.reports[name] = RungReport(findings=list(findings), suspected=list(latent))
+        differences = {"right": [], "wrong": [WRONG], "unsure": [UNSURE], "not_run": None}[state]
+        report = RungReport(findings=list(findings), suspected=list(latent))
+        self.rungs[name] = RungSeen(differences, report=report)
         self.result.findings += findings
 
 

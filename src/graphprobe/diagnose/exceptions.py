@@ -39,7 +39,29 @@ CALLED_ONCE = PASSES | {"lowering", "codegen"}
 MATCHER = "torch._inductor.pattern_matcher"
 
 
-class Origin(msgspec.Struct):
+class Culprit(msgspec.Struct, kw_only=True, frozen=True):
+    """What of a finding is certain before the search for a proof. Attributes: as in a finding; empty: not certain."""
+
+    pass_: str | None = None
+    node: str | None = None
+    op: str | None = None
+    source: str | None = None
+    module: str | None = None
+    called_from: str | None = None
+    within: str | None = None
+    also: list[str] = []
+    reason: str = ""
+
+    def told_in(self, finding: Finding) -> Finding:
+        """The finding with all of this in the place of its own."""
+        certain = {name: value for name in Culprit.__struct_fields__ if (value := getattr(self, name))}
+        return msgspec.structs.replace(finding, **certain)
+
+
+NOBODY = Culprit()
+
+
+class Origin(Culprit, kw_only=True, frozen=True):
     """Stage and node of an exception.
 
     Attributes:
@@ -52,15 +74,7 @@ class Origin(msgspec.Struct):
     """
 
     stage: Stage
-    pass_: str | None = None
-    node: str | None = None
-    op: str | None = None
-    source: str | None = None
-    module: str | None = None
-    called_from: str | None = None
-    within: str | None = None
     pattern: str | None = None
-    also: list[str] = []
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -100,7 +114,7 @@ def _origin(links: list[list[FrameType]]) -> Origin:
     matched = _matched(passed) if stage in PASSES else []
     node = matched[-1] if matched else _node(passed, _inside(links, stage), stage)
     if node is None:
-        return Origin(stage, named, pattern=pattern)
+        return Origin(stage=stage, pass_=named, pattern=pattern)
     if isinstance((made_by := producer(node)).target, Overload):  # of a tensor in Dynamo's graph, indexing computes
         node = made_by
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
@@ -111,7 +125,7 @@ def origin_at(node: Node, stage: Stage, **more: Any) -> Origin:
     """A node as the place that an exception came from."""
     place: Any = {"node": node.name, "op": op_of(node), "source": source_of(node), "module": module_of(node)}
     place |= {"called_from": program_line_of(node), "within": module_in_words(node)}
-    return Origin(stage, **(place | more))
+    return Origin(stage=stage, **(place | more))
 
 
 def _is_of(stage: Stage, frame: FrameType) -> bool:
@@ -219,7 +233,7 @@ def refused(raised: Sequence[Raised | None], origin: Origin | None) -> Finding |
     told = [found for error in raised if error is not None and (found := refusal_of(error)) is not None]
     if not told or len(told) < len(raised):
         return None
-    place, first = origin or Origin("unknown"), next(error for error in raised if error is not None)
+    place, first = origin or Origin(stage="unknown"), next(error for error in raised if error is not None)
     return Finding(
         kind="unsupported",
         stage="unknown",

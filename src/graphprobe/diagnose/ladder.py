@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,13 +17,14 @@ import torch
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.dossier.writer import complete_dossier
-from graphprobe.diagnose.exceptions import Origin, origin_of_stack, refused
+from graphprobe.diagnose.exceptions import Origin, refused
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.program_text.fresh import FreshProcesses
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
-from graphprobe.engine.forked_child import TOLD_EVERY_S, Board, Outcome, isolated, told_on
+from graphprobe.diagnose.step_runner import StepRunner
+from graphprobe.engine.forked_child import Outcome
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import COMPILING, Raised
@@ -41,28 +41,54 @@ from graphprobe.judge.verdict import (
     state_of,
     verdict_of,
 )
-from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft
+from graphprobe.settings.limits import NoTimeLeft
 
 log = logging.getLogger(__name__)
 
-HANG_FACTOR, HANG_LEAST_S, LONG_S = 10.0, 60.0, 1.5
-"""What takes so many times the longest step that ended, and so long, does not end; a step is long after LONG_S."""
-
-STOOD = re.compile(r" It stood( in .+?)\.$")
-"""The place in the words for a step that was ended."""
-
 INSIDES: Mapping[RungName, tuple[RungName, ...]] = {"aot": ("aot",), "passes": ("aot", "passes")}
 """Rungs that can be run without a look inside, and what is looked into where they are wrong."""
+
+
+@dataclass(frozen=True)
+class RungSeen:
+    """What is known of a rung.
+
+    Attributes:
+        differences: from the uncompiled program; None: nobody could judge.
+        better: where the uncompiled program is further off.
+        alike: no bit differs.
+        report: what its step has sent, if that came to its end.
+        origin: of an exception, or where it was when it was ended.
+    """
+
+    differences: list[Difference] | None = None
+    better: Sequence[Difference] = ()
+    alike: bool = False
+    report: RungReport | None = None
+    origin: Origin | None = None
+
+    @property
+    def certain(self) -> list[Difference]:
+        """What is certainly wrong."""
+        return [d for d in self.differences or () if d.certain]
+
+    @property
+    def refusal(self) -> Finding | None:
+        """The program as one that torch refuses to compile, in words that torch documents."""
+        report = self.report
+        return None if report is None else refused([report.calls[d.call].raised for d in self.certain], report.origin)
+
+
+UNSEEN = RungSeen()
 
 
 class Ladder:
     """One diagnosis under way.
 
     Attributes:
+        runner: runs the steps.
         top: the rung that the user runs.
-        failing, better: by the name of each rung that was run, what is wrong, and where uncompiled is further off.
-        reports, origins: of the rungs that were run, and where those stopped that did not end in time.
-        alike: rungs that are, to the last bit, as uncompiled.
+        rungs: what is known of each rung that was run, or was not to be run to its end.
         raised_in: the pass of the program's own backend that raises.
     """
 
@@ -75,23 +101,15 @@ class Ladder:
     ) -> None:
         self.file = ValueFile()
         self.program, self.compilation, self.limits = replace(program, file=self.file), compilation, limits
-        self._tell, self._name, self._began, self._board = on_step or (lambda step: None), "", 0.0, Board()
+        self.runner = StepRunner(limits.budget, compilation.timeout_s, on_step or (lambda step: None))
         self.started = time.monotonic()
         self.result = Diagnosis(verdict="undecided")
-        self.room = Room(self._board.write, self.result.notes.append)
-        self.failing: dict[RungName, list[Difference]] = {}
-        self.better: dict[RungName, list[Difference]] = {}
-        self.reports: dict[RungName, RungReport] = {}
-        self.origins: dict[RungName, Origin] = {}
-        self.alike: set[str] = set()
+        self.room = Room(self.runner.board.write, self.result.notes.append)
+        self.rungs: dict[RungName, RungSeen] = {}
         self.top: RungName = "plain"
         self.reference: Reference | None = None
         self.suspected: list[Latent] = []  # by searches other than the rungs'
-        self.longest_s = 0.0  # of the steps so far that ended
-        self.hangs = False
         self.raised_in: str | None = None
-        self._fresh: FreshProcesses | None = None
-        self._imports = after_fork.imported()
         self._measured = self._noise_unknown = False  # unknown: for want of time or memory
         self._late = ""  # what the budget has ended first, in words
 
@@ -111,9 +129,8 @@ class Ladder:
         if ranks > 1 and not forks:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
             return self.result
-        self._fresh = None if forks else FreshProcesses(self.program, self.compilation, self.result.notes.append)
-        with contextlib.ExitStack() as stack:
-            stack.callback(lambda: None if self._fresh is None else self._fresh.close())
+        self.runner.fresh = None if forks else FreshProcesses(self.program, self.compilation, self.result.notes.append)
+        with contextlib.closing(self.runner):
             self._climb()
         if self.result.verdict == "undecided" and self._late:  # the reason stands first
             self.result.notes.remove(self._late)
@@ -128,39 +145,33 @@ class Ladder:
             with self.in_time("whether the compiled program is right"):
                 plain = partial(steps.plain, self.program, self.compilation)
                 self._rung(self.top, plain)
-                if self.failing.get(self.top) and self._drop_cut_off():
+                if self.seen(self.top).differences and self._drop_cut_off():
                     self._rung(self.top, plain)
-                if certain := [d for d in self.failing.get(self.top, ()) if d.certain]:
-                    report = self.reports.get(self.top) if self.compilation.is_inductor else None
-                    self.tell_facts(f"{notes.first_fact(certain, report)}; {notes.LOOKING}")
+                top = self.seen(self.top)
+                if top.certain:
+                    report = top.report if self.compilation.is_inductor else None
+                    self.runner.tell(f"{notes.first_fact(top.certain, report)}; {notes.LOOKING}")
             self._settle()
-            if self.result.verdict == "healthy" and self.top not in self.alike:
+            if self.result.verdict == "healthy" and not self.seen(self.top).alike:
                 self._look_at_bits(self)
             rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "plain")
-            self.result.rungs = [notes.rung(name, self.failing.get(name)) for name in rungs]
+            self.result.rungs = [notes.rung(name, self.seen(name).differences) for name in rungs]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.told_backend)
-
-    def tell_facts(self, *facts: str) -> None:
-        """Tell what is known from now on."""
-        for fact in facts:
-            self._tell(NamedStep(self._name, time.monotonic() - self._began, fact=fact))
 
     def _drop_cut_off(self) -> bool:
         """Whether what fails, fails by a library in torch's cache that a killed linker left, and that is gone now."""
         dropped = caches.drop_cut_off_libraries()
         self.result.notes += [notes.CUT_OFF.format(files=", ".join(map(str, dropped)))] if dropped else []
-        return any(path.name in d.text + d.log for path in dropped for d in self.failing[self.top])
+        return any(path.name in d.text + d.log for path in dropped for d in self.seen(self.top).differences or ())
+
+    def seen(self, name: RungName) -> RungSeen:
+        """What is known of a rung."""
+        return self.rungs.get(name, UNSEEN)
 
     def states(self) -> dict[RungName, State]:
         """The state of each rung that was run."""
-        return {name: state_of(found) for name, found in self.failing.items()}
-
-    def on_step(self, name: str) -> None:
-        """Tell that a step begins, which is told again each second while it runs."""
-        self._name, self._began = name, time.monotonic()
-        self._board.write("")
-        self._tell(NamedStep(name))
+        return {name: state_of(rung.differences) for name, rung in self.rungs.items() if rung.differences is not None}
 
     def step(self, step: Callable[[], Any], *, compilations: int = 1, least_s: float = 0.0) -> Outcome:
         """Run a step in a child process.
@@ -168,48 +179,14 @@ class Ladder:
         One that makes several compilations gets the time of so many that hang, and `least_s` in any case.
 
         Raises:
-            NoTimeLeft: the time for all steps is, and this one was not begun or was ended.
+            NoTimeLeft: the time for all steps is over, and this one was not begun or was ended.
         """
-        outcome = self._run(step, compilations, least_s)
-        if outcome.timed_out:  # it hangs: nobody waits as long for each of its parts
-            enough = max(HANG_LEAST_S, HANG_FACTOR * self.longest_s)
-            self.compilation = replace(self.compilation, timeout_s=min(self.compilation.timeout_s, enough))
-            self.hangs = True
-        else:
-            self.longest_s = max(self.longest_s, outcome.seconds)
+        outcome = self.runner.timed(step, self._saved, max(least_s, self.runner.of_several(compilations)))
+        self.compilation = replace(self.compilation, timeout_s=self.runner.limit_s)
         return outcome
 
-    def _run(self, step: Callable[[], Any], compilations: int = 1, least_s: float = 0.0) -> Outcome:
-        """Run a step in a child process, for as long as it may."""
-        budget, limit = self.limits.budget, self.compilation.timeout_s
-        limit = max(STEP_LIMIT_S, compilations * limit) if compilations > 1 and self.hangs else limit
-        limit = max(least_s, limit)
-        budget.check()
-        left, last = budget.left_s, time.monotonic()
-
-        def wait() -> None:
-            nonlocal last
-            if budget.ended:  # nobody asks where the step was, as where the time is over
-                budget.check()
-            if self._fresh is None and time.monotonic() - self._began > LONG_S:
-                next(self._imports, None)  # while the child is at work
-            if time.monotonic() - last >= TOLD_EVERY_S:
-                last = time.monotonic()
-                self._tell(NamedStep(self._name, last - self._began, self._board.read()))
-
-        with told_on(self._board):
-            outcome = self._fresh.outcome(step, limit, left, self._board, wait) if self._fresh is not None else None
-            outcome = outcome or isolated(step, timeout_s=min(limit, left), look=origin_of_stack, wait=wait)
-            if outcome.stuck and self._fresh is None:  # where no thread of this process has a lock
-                self._fresh = FreshProcesses(self.program, self.compilation, lambda reason: None)
-                outcome = self._fresh.outcome(step, limit, left, self._board, wait) or outcome
-        if outcome.timed_out and left <= limit:  # it had its share of the time, which is not to say that it hangs
-            where = STOOD.search(outcome.end)
-            detail = f"the last {left:.0f} s in the step {self._name}{where[1] if where else ''}"
-            raise NoTimeLeft(budget.told, detail)
-        named = getattr(step, "func", step)
-        log.info("%s: %s: %.1f s", self._name, getattr(named, "__qualname__", type(named).__name__), outcome.seconds)
-        return outcome
+    def _saved(self) -> FreshProcesses:
+        return FreshProcesses(self.program, self.compilation, lambda reason: None)
 
     @contextlib.contextmanager
     def in_time(self, what: str) -> Iterator[None]:
@@ -228,7 +205,7 @@ class Ladder:
         self.result.notes.append(note)
 
     def uncompiled(self) -> Reference | None:
-        self.on_step("uncompiled")
+        self.runner.begin("uncompiled")
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []
         with self.in_time("whether the compiled program is right"):
@@ -266,7 +243,7 @@ class Ladder:
         if self._measured:
             return
         self._measured = True
-        self.on_step("float64")
+        self.runner.begin("float64")
         if self.room.fits("float64", "how far rounding may take the results is not known"):
             self.result.notes += measure(reference, self._on_program, few=self._spare)
         else:
@@ -276,25 +253,29 @@ class Ladder:
         outcome = self.step(partial(step, self.program))  # in a child: it changes parameters in place
         return None if outcome.value is None else msgspec.convert(outcome.value, kind)
 
-    def compared(self, report: RungReport, *, better: list[Difference] | None = None) -> list[Difference]:
-        """What differs in a rung's calls; noise is measured only where something does. `better` as for `compare`."""
+    def compared(self, report: RungReport) -> list[Difference]:
+        """What differs in a rung's calls."""
+        return self.held(report).differences or []
+
+    def held(self, report: RungReport) -> RungSeen:
+        """A rung's calls, held against the uncompiled ones; noise is measured only where something differs."""
+        seen = RungSeen([], report=report, origin=report.origin)
         assert self.reference is not None
-        calls, rung = self._read(report.calls), self._name
+        calls, rung = self._read(report.calls), self.runner.name
         what, text = "whether it differs", notes.UNSEEN
         try:
             if self._judge(partial(identical, self.reference, calls), bool):
-                self.alike.add(rung)
-                return []
+                return replace(seen, alike=True)
             if (same := self._as_top(calls)) is not None:
-                return same
+                return replace(seen, differences=same)
             what, text = "whether rounding explains what differs", notes.UNJUDGED
             if self._spare and explained(self.reference, calls, self._on_program, self._judge):
-                return []
+                return seen
             if any(call.raised is None for call in calls):  # where all raise, there are no numbers to judge
                 self._measure_noise(self.reference)
-            self._name = rung
+            self.runner.name = rung
             if not self.room.fits("judging", "whether rounding explains what differs is not known"):
-                return notes.unsure_of_numbers([])
+                return replace(seen, differences=notes.unsure_of_numbers([]))
             judge = partial(judged, self.reference, calls, doubting=rung == self.top)
             found = self._judge(judge, Judged)
             while found is not None and found.asks:
@@ -305,20 +286,19 @@ class Ladder:
             self.late(what, spent)
             found = None
         finally:
-            self._name = rung
+            self.runner.name = rung
         if found is None:
-            return [Difference("wrong_value", 0, "outputs", text, weight="unsure")]
-        if better is not None:
-            better += found.better
-        return notes.unsure_of_numbers(found.differences) if self._noise_unknown else found.differences
+            return replace(seen, differences=[Difference("wrong_value", 0, "outputs", text, weight="unsure")])
+        told = notes.unsure_of_numbers(found.differences) if self._noise_unknown else found.differences
+        return replace(seen, differences=told, better=found.better)
 
     def _as_top(self, calls: list[Observation]) -> list[Difference] | None:
         """What differs on the rung that the user runs, if this one gives the same bits; None if it gives others."""
-        known, differences = self.reports.get(self.top), self.failing.get(self.top)
+        report, differences = self.seen(self.top).report, self.seen(self.top).differences
         assert self.reference is not None
-        if self._name == self.top or known is None or not differences or any(call.raised for call in calls):
+        if self.runner.name == self.top or report is None or not differences or any(call.raised for call in calls):
             return None
-        top = replace(self.reference, eager=[self._read(known.calls)])
+        top = replace(self.reference, eager=[self._read(report.calls)])
         return differences if self._judge(partial(identical, top, calls), bool) else None
 
     def seen_by(self, look: Callable[[Reference, list[Observation]], T], kind: type[T], report: RungReport) -> T | None:
@@ -328,10 +308,10 @@ class Ladder:
 
     def _judge(self, step: Callable[[], Any], kind: type[T]) -> T | None:
         """Judge in a child process, which can be ended, and whose memory goes with it; None if it did not end well."""
-        outcome = self._run(step)
+        outcome = self.runner.run(step, self._saved)
         if outcome.died or outcome.raised is not None:
             why = outcome.raised.line if outcome.raised is not None else outcome.end
-            self.result.notes.append(f"{self._name} could not be judged: {why}")
+            self.result.notes.append(f"{self.runner.name} could not be judged: {why}")
             return None
         return msgspec.convert(outcome.value, kind)
 
@@ -340,8 +320,8 @@ class Ladder:
         return [d for d in self.compared(report) if d.certain]
 
     def _rung(self, name: RungName, step: Callable[[], RungReport]) -> None:
-        self.on_step(name)
-        if name != self.top and self._fresh is None:
+        self.runner.begin(name)
+        if name != self.top and self.runner.fresh is None:
             after_fork.preload(self.limits.budget.check)  # once here, not in each child
         if (fitting := self._fitting(name, step)) is None:
             return
@@ -357,25 +337,25 @@ class Ladder:
             self.result.notes.append(notes.NOT_LOOKED_INTO.format(rung=name, why=outcome.end))
             return
         if outcome.died:
-            if COMPILING.search(outcome.stack) and outcome.value is not None:
-                self.origins[name] = msgspec.convert(outcome.value, Origin)
-            self.failing[name] = [Difference(kind_of_death(outcome.signal), 0, "", outcome.end, log=outcome.stack)]
+            compiling = COMPILING.search(outcome.stack) and outcome.value is not None
+            origin = msgspec.convert(outcome.value, Origin) if compiling else None
+            died = Difference(kind_of_death(outcome.signal), 0, "", outcome.end, log=outcome.stack)
+            self.rungs[name] = RungSeen([died], origin=origin)
             return
         if outcome.raised is not None:
             log.info("%s: %s", name, outcome.raised.trace)
             self.result.notes.append(notes.NOT_LOOKED_INTO.format(rung=name, why=outcome.raised.line))
             return
         report = msgspec.convert(outcome.value, RungReport)
-        self.reports[name] = report
         self.room.sizes.run = max(self.room.sizes.run, outcome.grown if name == self.top else 0)
         self.room.sizes.ops = max(self.room.sizes.ops, report.ops)
-        self.failing[name] = self.compared(report, better=self.better.setdefault(name, []))
+        self.rungs[name] = self.held(report)
         self.result.compiles += report.compiles
         self.result.graphs = report.graphs if name == self.top else self.result.graphs
         self.result.notes += report.notes
         self.result.ruled_out += report.right
         self.result.findings += report.findings
-        self.tell_facts(*notes.proven(report.findings))
+        self.runner.tell(*notes.proven(report.findings))
         if report.largest.z > self.result.largest_z.z:
             self.result.largest_z = report.largest
         if name == "passes":
@@ -410,7 +390,7 @@ class Ladder:
 
     def _spared(self, late: list[RungName]) -> list[RungName]:
         """Which rungs of a large program have still to be run, once the passes or kernels that are far off have."""
-        top = self.reports.get(self.top)
+        top = self.seen(self.top).report
         if top is not None and self.seen_by(far_off, bool, top):
             self._rung("kernels", self.looking("kernels", inside=False, values=False))
         if self.result.findings:
@@ -432,7 +412,7 @@ class Ladder:
         if name in INSIDES and not inside:
             return partial(steps.upto, self.program, self.compilation, "aot" if name == "aot" else "post_grad")
         if name == "kernels":
-            alone, launches = bool(self.result.findings), name not in self.reports
+            alone, launches = bool(self.result.findings), self.seen(name).report is None
             more = {"expose": True, "everywhere": inside, "only_alone": alone, "launches": launches} | more
         return partial(getattr(steps, name), self.program, self.compilation, **more)
 
@@ -456,8 +436,8 @@ class Ladder:
     # -- the verdict -------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        user = state_of(self.failing.get(self.top))
-        refusal = self._refusal()
+        top = self.seen(self.top)
+        user, refusal = state_of(top.differences), top.refusal
         excess = False
         try:
             excess = refusal is None and self._is_excess(user)
@@ -466,7 +446,7 @@ class Ladder:
             user = "unsure" if user == "wrong" else user
         self.result.verdict = verdict_of(user, refused=refusal is not None, excess=excess)
         if self.result.verdict == "healthy" and self.result.graphs == 0 and not self._raises():
-            reasons = self.reports[self.top].given_up if self.top in self.reports else []
+            reasons = top.report.given_up if top.report is not None else []
             self.result.notes.insert(
                 0, notes.LEFT_AS_IT_IS.format(reason=reasons[0].partition("\n")[0]) if reasons else notes.NOTHING
             )
@@ -487,19 +467,19 @@ class Ladder:
         else:
             self.tell_latent(self.result.findings)
             self.result.findings.clear()
-        suspected = [latent for report in self.reports.values() for latent in report.suspected]
+        suspected = [latent for rung in self.rungs.values() if rung.report for latent in rung.report.suspected]
         self.result.latent += list(dict.fromkeys([*suspected, *self.suspected]))
         self._explain_verdict(user, excess)
 
-    def seen(self, certain: Sequence[Difference]) -> RungEvidence:
+    def held_against(self, certain: Sequence[Difference]) -> RungEvidence:
         """What findings are held against; `certain`: what is wrong on the first wrong rung."""
-        kernels = self.reports.get("kernels")
+        kernels = self.seen("kernels").report
         agreed = kernels is not None and kernels.checked > 0 and not (kernels.findings or kernels.suspected)
         return RungEvidence(self.states(), {d.kind for d in certain}, agreed)
 
     def by_program(self, prove: Callable[..., Finding], where: str) -> None:
         """The first finding with the program as its proof, in a child process, which can be ended."""
-        self.on_step("proof")
+        self.runner.begin("proof")
         finding = self.result.findings[0]
         outcome = self.step(
             partial(prove, self.program, self.compilation, finding, where=where), least_s=whole_proof.PROGRAM_S
@@ -518,19 +498,19 @@ class Ladder:
     def _explain_verdict(self, user: State, excess: bool) -> None:
         """What a reader of the verdict has to be told first."""
         assert self.reference is not None
-        found, off = self.failing.get(self.top, []), self.better.get(self.top)
+        top = self.seen(self.top)
         if user == "not_run" and not self._late:
             why = self.result.notes.pop() if self.result.notes else "no reason was told"
             self.result.notes.insert(0, f"the compiled program itself was not run: {why}")
         if self.result.verdict == "undecided":
-            self.result.notes[:0] = [f"{d.kind} in {d.where}: {d.text}" for d in found]
+            self.result.notes[:0] = [f"{d.kind} in {d.where}: {d.text}" for d in top.differences or ()]
         if self.result.verdict != "healthy":
             return
-        self.result.notes[:0] = [self._excess_note()] if excess else notes.excused(off or ())
+        self.result.notes[:0] = [self._excess_note()] if excess else notes.excused(top.better)
         raised = self._raises()
         if raised is not None:
             self.result.raises = f"{raised.type}: {raised.message}"
-            self.result.notes.insert(0, notes.raised_in_both(raised, self.reports.get(self.top)))
+            self.result.notes.insert(0, notes.raised_in_both(raised, top.report))
         if self.compilation.is_inductor and notes.in_one_thread(self.reference):
             self.result.notes.append(notes.ONE_THREAD)
 
@@ -539,32 +519,27 @@ class Ladder:
         calls = self.reference.eager[0] if self.reference is not None else []
         return next((call.raised for call in calls if call.raised is not None), None)
 
-    def _refusal(self) -> Finding | None:
-        """The program as one that torch refuses to compile, in words that torch documents."""
-        report = self.reports.get(self.top)
-        certain = [d for d in self.failing.get(self.top, ()) if d.certain]
-        return None if report is None else refused([report.calls[d.call].raised for d in certain], report.origin)
-
     def _is_excess(self, user: State) -> bool:
         """Whether all that differs is gone once kernels round narrow values as eager does."""
         narrow = self.reference is not None and bool(self.reference.rounded) and self.compilation.is_inductor
-        differs = user in ("wrong", "unsure") or bool(self.better.get(self.top))
-        if not narrow or not differs or any("crash" in d.kind for d in self.failing.get(self.top, ())):
+        top = self.seen(self.top)
+        differs = user in ("wrong", "unsure") or bool(top.better)
+        if not narrow or not differs or any("crash" in d.kind for d in top.differences or ()):
             return False
-        self.on_step("rounded")
+        self.runner.begin("rounded")
         rounding = self.compilation.with_setting(notes.ROUNDING, True)
         outcome = self.step(partial(steps.plain, self.program, rounding))
         if outcome.died or outcome.raised is not None:
             return False
-        better: list[Difference] = []
-        return not self.compared(msgspec.convert(outcome.value, RungReport), better=better) and not better
+        held = self.held(msgspec.convert(outcome.value, RungReport))
+        return not held.differences and not held.better
 
     def _excess_note(self) -> str:
         """Which op keeps a narrow value wider, where, and what makes it round."""
-        report = self.reports.get("kernels")
+        report, top = self.seen("kernels").report, self.seen(self.top)
         with self.in_time("which op keeps a narrow value wider"):
             if report is None and (looked := self.step(self.looking("kernels")).value) is not None:
                 report = msgspec.convert(looked, RungReport)
         places = [*report.wider, *report.suspected] if report is not None else []
-        shown = next(chain(self.failing.get(self.top, ()), self.better.get(self.top, ())), None)
+        shown = next(chain(top.differences or (), top.better), None)
         return notes.keeps_wider(next((p for p in places if p.op), None), shown)

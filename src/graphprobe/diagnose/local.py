@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
+from graphprobe.diagnose.exceptions import NOBODY, Culprit
 from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.reference import (
@@ -60,7 +61,7 @@ NEAR = 2.0
 """Units of roundoff within which a result is as good as the uncompiled one, without a float64 reference."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Suspect:
     """One accused node.
 
@@ -78,7 +79,7 @@ class Suspect:
         named: the op, where it is another than the node's.
         whole: it fails with the rest of its graph only, so that small pieces need not be tried.
         wrong_alone: it is wrong when compiled by itself, for the sizes at hand.
-        known: fields of the finding that are known better from elsewhere, from an exception's frames say.
+        certain: what is known better from elsewhere, from an exception's frames say.
     """
 
     kind: Kind
@@ -95,7 +96,7 @@ class Suspect:
     kernel: str | None = None
     kernel_source: tuple[str, str] | None = None
     named: str | None = None
-    known: dict[str, Any] = field(default_factory=dict)
+    certain: Culprit = NOBODY
     whole: bool = False
     wrong_alone: bool = False
 
@@ -103,6 +104,11 @@ class Suspect:
     def op(self) -> str:
         """Name of what the node calls, or of the op it stands for."""
         return self.named or op_of(self.node)
+
+    @property
+    def place(self) -> Culprit:
+        """The node as the culprit."""
+        return Culprit(op=self.op, node=self.node.name, source=self.source, module=self.module, also=self.also)
 
     @property
     def source(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -121,9 +121,7 @@ def changed_between(
     if not any(different(a.values[name], b.values[name]) for name in names):
         return None
     error = LocalError("worse", "wrong_value", math.inf, math.inf, "another value than before the graph was split")
-    suspect = _blame(stage, "", direction, right, a, wrong, b, error, inputs)
-    suspect.pass_ = None
-    return suspect
+    return replace(_blame(stage, "", direction, right, a, wrong, b, error, inputs), pass_=None)
 
 
 def saved_wrongly(

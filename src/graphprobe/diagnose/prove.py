@@ -23,6 +23,7 @@ from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.writer import NOT_ALONE, first_shown, run_repro, write_dossier
 from graphprobe.diagnose.evidence import RAISED, evidence_of
+from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.rungs import DynamoGraph
 from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
@@ -80,8 +81,6 @@ SHORTEN_S, SHORTEN_WHOLE_S, SHORTEN_CHECKS = 20.0, 60.0, 12
 """For how long a piece of a few calls is made smaller; the second for a larger one, whose repro nobody would read, and
 where only what is left can tell which op is to blame: so long, and as many checks of a piece, or a slow machine would
 leave more and name another op."""
-
-Place = tuple[str | None, str | None, str | None, str | None, list[str]]
 
 
 def graphs_of_inductor(*, lowers: bool = False) -> Any:
@@ -213,35 +212,35 @@ class Prover:
         if suspect.direction == "backward" and kind == "wrong_value":
             kind = "wrong_gradient"
         lines = {source_of(n) for n in (suspect.node, *suspect.others)}
-        tells = suspect.whole and "op" not in suspect.known
+        tells = suspect.whole and suspect.certain.op is None
         case, result, short = self.smaller(case, result, kind, suspect.stage, lines=lines, tells=tells)
         left = named(case)
-        told = suspect.whole or suspect.pass_ or "op" in suspect.known
+        told = suspect.whole or suspect.pass_ or suspect.certain.op is not None
         if short and len(left) == 1 and not (told or {source_of(left[0]), None} & lines):
             log.info("%s is not what fails in the whole graph: %s is", suspect.op, op_of(left[0]))
             return None
-        place: Place = (suspect.op, suspect.node.name, suspect.source, suspect.module, suspect.also)
+        place = suspect.place
         several = 1 < len(left) <= LARGEST or (suspect.whole and short)
-        if "op" not in suspect.known and suspect.pass_ is None and several:
+        if suspect.certain.op is None and suspect.pass_ is None and several:
             place = self.place_in(case, result, kind)
         made = Finding(
             kind=kind,
             stage=suspect.stage,
             direction="backward" if suspect.direction == "backward" else "forward",
             pass_=suspect.pass_,
-            op=place[0],
-            also=[name for name in dict.fromkeys(place[4]) if name != place[0]],
-            node=place[1],
+            op=place.op,
+            also=[name for name in dict.fromkeys(place.also) if name != place.op],
+            node=place.node,
             kernel=suspect.kernel,
-            source=place[2] or suspect.source,
-            module=place[3] or suspect.module,
+            source=place.source or suspect.source,
+            module=place.module or suspect.module,
             local_z=z,
             accumulated_z=max((d.z for d in result.differences), default=0.0),
             flaky_rate=result.rate,
             reason=reason,
+            worst=worst_of(result.differences),
         )
-        made.worst = worst_of(result.differences)
-        made = msgspec.structs.replace(made, **suspect.known)
+        made = suspect.certain.told_in(made)
         if suspect.pass_ is None:
             evidence = evidence_of(
                 case, shown_by(result, kind), result.reference, self.compilation, op=made.op, alone=suspect.wrong_alone
@@ -315,18 +314,19 @@ class Prover:
             return [graphs_of_inductor, whole]
         return [lambda: graphs_of_inductor(lowers=True), whole] if kind == "crash_compile" else [whole]
 
-    def place_in(self, case: Case, result: CaseResult, kind: Kind) -> Place:
-        """Op, node, source and module of the likeliest culprit of a short case, and its other ops."""
+    def place_in(self, case: Case, result: CaseResult, kind: Kind) -> Culprit:
+        """The likeliest culprit of a short case, with its other ops."""
         limit = self.compilation.timeout_s
         nodes = ranked(case, result, shown_by(result, kind), timeout_s=limit, backend=self.compilation.maker)
         if not nodes:  # nothing is left but what it is given and returns
-            return None, None, None, None, []
+            return Culprit()
         first = nodes[0]
         behind = self._aten_of(case, first)
         functional = (re.sub(r"_(?=\.\w+$|$)", "", name) for name in behind)  # as AOTAutograd makes it
         out_of_place = [name for name in functional if name not in behind]
         also = [*out_of_place, *behind, *(op_of(n) for n in nodes[1:])]
-        return op_of(first), first.name, source_of(first), module_of(first), also
+        place = Culprit(op=op_of(first), node=first.name, source=source_of(first), module=module_of(first))
+        return msgspec.structs.replace(place, also=also)
 
     def _aten_of(self, case: Case, node: Node) -> list[str]:
         """The aten ops that a call of torch stands for, by tracing it on the values it got; none of an aten op."""

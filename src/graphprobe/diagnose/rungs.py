@@ -127,8 +127,9 @@ class Watch:
         assert self.told is not None and place is not None
         calls = [function for _, function in node.meta.get("source_fn_stack", ()) if not isinstance(function, type)]
         if calls and name_of(calls[-1]) != place.op:
-            place.op = name_of(calls[-1])
-            place.also = [op_of(node), *aten_namesakes(place.op.rpartition(".")[2])]
+            op = name_of(calls[-1])
+            also = [op_of(node), *aten_namesakes(op.rpartition(".")[2])]
+            place = msgspec.structs.replace(place, op=op, also=also)
         self.told.write_bytes(msgspec.json.encode(place))
 
     def copied(self, values: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import torch
 
 from graphprobe.diagnose.evidence import RAISED
+from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.local import LocalError, Suspect
 from graphprobe.diagnose.notes import NOT_LOOKED_INTO, UNWATCHED
@@ -216,7 +218,7 @@ def own_passes(program: Program, compilation: Compilation, wanted: Difference) -
         run_program(program, compilation, own_rung(watch, backend, passes), report)
     report.calls_inductor = passes.calls_inductor
     if report.origin is not None:
-        report.origin.pass_ = passes.raised_in
+        report.origin = msgspec.structs.replace(report.origin, pass_=passes.raised_in)
     suspects: dict[str | None, Suspect] = {}
     with compilation.configured(), _told(report, "passes"):
         for owner, log in passes.logs:
@@ -372,7 +374,7 @@ def _looked_into(
     suspects = [*alone([s for s in suspects if not s.whole], prover), *(s for s in suspects if s.whole)]
     if only_alone:
         suspects = [s for s in suspects if s.wrong_alone]
-    return suspects + name_kernels(watch.compiled, wrong, suspects, told, more=not only_alone)
+    return name_kernels(watch.compiled, wrong, suspects, told, more=not only_alone)
 
 
 def _checked(
@@ -407,17 +409,17 @@ def _checked(
 
 
 def blame(
-    program: Program, compilation: Compilation, stage: str, known: dict[str, Any], wanted: Difference | None = None
+    program: Program, compilation: Compilation, stage: str, certain: Culprit, wanted: Difference | None = None
 ) -> RungReport:
     """Which of Dynamo's nodes fails on the rung of `stage`, each compiled by itself on the values it got.
 
-    `known` has fields of the finding that are certain already; `wanted` is the failure that is looked for.
+    `certain`: what is known of the culprit already; `wanted`: the failure that is looked for.
     """
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, dynamo_rung(watch), report)
     graphs = [graph for graph in watch.dynamo if graph.calls]
-    if not graphs and wanted is not None and wanted.kind == "crash_compile" and "op" in known:
-        graphs = graphs_of_calls(program, known["op"])
+    if not graphs and wanted is not None and wanted.kind == "crash_compile" and certain.op is not None:
+        graphs = graphs_of_calls(program, certain.op)
     with compilation.configured():
         prover = Prover(compilation, graphs, bool(program.grad))
         for graph in graphs:
@@ -425,11 +427,9 @@ def blame(
                 if stage not in BEFORE_ATEN:
                     graph.graph = without_transforms(graph.graph, graph.calls)
                 suspects = isolated_suspects(graph, stage, compilation, bool(program.grad), wanted)
-                for suspect in suspects:
-                    suspect.known = known
-                    if "op" in known:
-                        suspect.also = [suspect.op, *suspect.also]
-                _prove(suspects, report, prover)
+                if certain.op is not None:
+                    suspects = [replace(s, also=[s.op, *s.also]) for s in suspects]
+                _prove([replace(s, certain=certain) for s in suspects], report, prover)
         report.compiles += prover.compiles
     return report
 
@@ -451,14 +451,11 @@ def between(program: Program, compilation: Compilation, point: Graphs) -> RungRe
             if found is None:
                 found = changed_between(stage, a.direction, a.graph, b.graph, a.inputs[0], b.inputs[0])
             suspects += [found] if found is not None else []
-    for suspect in suspects:
-        suspect.whole = True
-        # By the values, which tell more than what is left of the whole graph.
-        suspect.known |= {"op": suspect.op, "node": suspect.node.name, "also": suspect.also}
-        suspect.known |= {"source": suspect.source, "module": suspect.module}
+    # By the values, which tell more than what is left of the whole graph. What is wrong in the forward shows again in
+    # the backward.
+    whole = [replace(s, whole=True, certain=s.place) for s in suspects[:1]]
     with compilation.configured():
-        # What is wrong in the forward shows again in the backward.
-        _prove(suspects[:1], report, Prover(compilation, wrong.dynamo, bool(program.grad)))
+        _prove(whole, report, Prover(compilation, wrong.dynamo, bool(program.grad)))
     return report
 
 

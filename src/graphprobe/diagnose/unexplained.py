@@ -15,7 +15,7 @@ import msgspec
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.evidence import RAISED
-from graphprobe.diagnose.exceptions import Origin
+from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
@@ -35,9 +35,6 @@ BLAME = "which stage, pass and op is to blame"
 ERROR_NAMES = "torch's error names stage and op; no smaller program was tried"
 """What is not found out where the budget is spent, and what is said of an error that tells."""
 
-PLACE = ("op", "node", "source", "module", "called_from", "within")
-"""Fields of an origin and of a finding."""
-
 DEATHS = ("segfault", "hang")
 
 REPEATS = 3
@@ -54,10 +51,10 @@ def accuse(ladder: Ladder, explain: Explain | None = None) -> None:
     """
     states = ladder.states()
     first = first_wrong(states) or ladder.top
-    certain = [d for d in ladder.failing[first] if d.certain]
-    guilty = to_blame(ladder.result.findings, ladder.seen(certain))
+    certain = ladder.seen(first).certain
+    guilty = to_blame(ladder.result.findings, ladder.held_against(certain))
     guilty = (explain or findings_for)(ladder, first, guilty, certain)
-    guilty = to_blame(guilty, ladder.seen(certain)) or guilty
+    guilty = to_blame(guilty, ladder.held_against(certain)) or guilty
     ladder.tell_latent([f for f in ladder.result.findings if f not in guilty])
     ladder.result.findings = guilty
     notes.as_the_program_fails(ladder.result.findings, "aliasing", certain)
@@ -98,7 +95,7 @@ def findings_for(
             given = [*given, *_of_own_backend(ladder, differences)]
             rung = first_wrong(ladder.states()) or rung
     with ladder.in_time("whether a relation between values is to blame"):
-        ladder.on_step("culprit")
+        ladder.runner.begin("culprit")
         if found := relations.related(ladder, rung, differences):
             return found
     given = _without_bystanders(ladder, rung, given, differences)
@@ -107,7 +104,7 @@ def findings_for(
 
 def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:
     """Its passes that are wrong; of a backend that calls Inductor what Inductor's rungs say, if that fails alone."""
-    ladder.on_step("passes")
+    ladder.runner.begin("passes")
     report = _asked(ladder, partial(steps.own_passes, ladder.program, ladder.compilation, differences[0]))
     ladder.result.notes += report.notes
     ladder.raised_in = report.origin.pass_ if report.origin is not None else None
@@ -118,7 +115,7 @@ def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[F
         return []
     ladder.compilation = inductor
     ladder.climb_rungs()
-    return to_blame(ladder.result.findings, ladder.seen(differences))
+    return to_blame(ladder.result.findings, ladder.held_against(differences))
 
 
 def is_explained(rung: RungName, findings: Sequence[Finding]) -> bool:
@@ -137,7 +134,7 @@ def _without_bystanders(
         return list(given)
     guilty = list(doubtful)
     with ladder.in_time("whether other dtypes and strides of decompositions matter"):
-        ladder.on_step("culprit")
+        ladder.runner.begin("culprit")
         asked = partial(steps.upto, ladder.program, ladder.compilation, "decomposition")
         fails = not _is_right(ladder, asked)
         whole = partial(steps.left_whole, ladder.program, ladder.compilation)
@@ -154,30 +151,34 @@ def _is_right(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
 
 def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
     first = differences[0]
-    unnamed = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
+    known = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
     with ladder.in_time(BLAME):
-        ladder.on_step("culprit")
-        found = _found(ladder, rung, differences, unnamed)
+        ladder.runner.begin("culprit")
+        origin = _origin(ladder, rung)
+        evidence = _evidence(ladder, rung, origin, first)
+        stage, why = stage_of(evidence)
+        log.info("unexplained on %s: %s, since %s", rung, stage, why)
+        culprit = _culprit(ladder, origin, first, evidence.graphs_wrong)
+        known = culprit.told_in(msgspec.structs.replace(known, stage=stage))
+        found = _found(ladder, rung, evidence, known, culprit, differences)
         with ladder.in_time("whether each call is right if it is compiled afresh"):
             if rung == "dynamo" and relations.is_unguarded(ladder, first):
                 for finding in found:
                     finding.reason = told_more(finding.reason, relations.UNGUARDED)
         return found
-    if first.kind in RAISED and unnamed.op is not None and unnamed.stage != "unknown":
+    if first.kind in RAISED and known.op is not None and known.stage != "unknown":
         ladder.result.notes[-1] = ladder.result.notes[-1].replace(f"{BLAME} was not found out", ERROR_NAMES)
-    return [unnamed]
+    return [known]
 
 
-def _found(ladder: Ladder, rung: RungName, differences: Sequence[Difference], unnamed: Finding) -> list[Finding]:
-    """As `findings_for`; what is known before the searches goes into `unnamed`, too."""
-    program, compilation = ladder.program, ladder.compilation
-    first = differences[0]
-    report = ladder.reports.get(rung)
-    # Frames tell nothing about a compiler whose parts are unknown; and its errors pass through Dynamo's.
-    origin = report.origin if report is not None else ladder.origins.get(rung)
-    origin = origin if compilation.is_inductor else None
+def _origin(ladder: Ladder, rung: RungName) -> Origin | None:
+    """Where the exception of a rung comes from; frames tell nothing of a compiler whose parts are unknown."""
+    return ladder.seen(rung).origin if ladder.compilation.is_inductor else None  # others' errors pass through Dynamo's
+
+
+def _evidence(ladder: Ladder, rung: RungName, origin: Origin | None, first: Difference) -> Evidence:
     below = ladder.states().get("kernels", "not_run") if rung == "plain" else "right"
-    evidence = Evidence(
+    return Evidence(
         first.kind,
         _graphs_wrong(ladder, rung),
         raised_in=origin.stage if origin is not None else None,
@@ -185,26 +186,29 @@ def _found(ladder: Ladder, rung: RungName, differences: Sequence[Difference], un
         graphs_run=below != "not_run",
         saved_check="modified by an inplace operation" in first.text,
         caught=rung == "dynamo" and _is_caught(ladder, origin),
-        inductor=compilation.is_inductor,
+        inductor=ladder.compilation.is_inductor,
     )
-    stage, why = stage_of(evidence)
-    log.info("unexplained on %s: %s, since %s", rung, stage, why)
-    known = _known(ladder, origin, first)
-    if first.kind in DEATHS and evidence.graphs_wrong is not None and "op" not in known:
-        known |= _last_run(ladder, evidence.graphs_wrong)
-    whole = {"kind": first.kind, "reason": first.text, "stage": stage, "worst": first.worst, **known}
-    for name, value in whole.items():
-        setattr(unnamed, name, value)
+
+
+def _found(
+    ladder: Ladder,
+    rung: RungName,
+    evidence: Evidence,
+    known: Finding,
+    culprit: Culprit,
+    differences: Sequence[Difference],
+) -> list[Finding]:
+    """What the searches make of a failure of which no more than `known` is certain; this itself if they find nothing."""
+    whole = partial(find_whole, ladder.program, ladder.compilation, known)
     if evidence.cached:
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")
+        report = ladder.seen(rung).report
         observed = report.calls if report is not None else []
-        return _ask(ladder, partial(find_whole, program, compilation, whole, observed=observed)) or [Finding(**whole)]
-    found = _searched(ladder, rung, evidence, stage, known, differences)
-    if found:
-        return found[:1] if "op" in known else found
-    earliest = FIRST_STAGE[rung] if compilation.is_inductor and rung != "plain" else "dynamo"
-    step = partial(find_whole, program, compilation, whole, where=first.where, earliest=earliest)
-    return _ask(ladder, step) or [Finding(**whole)]
+        return _ask(ladder, partial(whole, observed=observed)) or [known]
+    if found := _searched(ladder, rung, evidence, known.stage, culprit, differences):
+        return found[:1] if culprit.op is not None else found
+    earliest = FIRST_STAGE[rung] if ladder.compilation.is_inductor and rung != "plain" else "dynamo"
+    return _ask(ladder, partial(whole, where=differences[0].where, earliest=earliest)) or [known]
 
 
 def _searched(
@@ -212,15 +216,15 @@ def _searched(
     rung: RungName,
     evidence: Evidence,
     stage: Stage,
-    known: dict[str, Any],
+    known: Culprit,
     differences: Sequence[Difference],
 ) -> list[Finding]:
     """What the searches find that look into one kind of failure each, the special ones first."""
     program, compilation, first = ladder.program, ladder.compilation, differences[0]
     crashed = first.kind in ("crash_compile", "crash_runtime", "segfault", "hang")
-    report = ladder.reports.get(rung)
+    report = ladder.seen(rung).report
     found: list[Finding] = []
-    if crashed and rung == "kernels" and compilation.is_inductor and "op" not in known:
+    if crashed and rung == "kernels" and compilation.is_inductor and known.op is None:
         broken = report.broken if report is not None else None
         found = _ask(ladder, partial(steps.passes, program, compilation, seek=True, broken=broken))
     if stage == "decomposition" and not crashed:
@@ -242,36 +246,36 @@ def _laid_out_otherwise(ladder: Ladder, rung: RungName, differences: Sequence[Di
     return found
 
 
-def _known(ladder: Ladder, origin: Origin | None, first: Difference) -> dict[str, Any]:
+def _culprit(ladder: Ladder, origin: Origin | None, first: Difference, point: Graphs | None) -> Culprit:
     """What is certain before any search: the place that an exception's frames name, or the op that should raise."""
-    known: dict[str, Any] = {"pass_": ladder.raised_in} if ladder.raised_in is not None else {}
+    known = Culprit(pass_=ladder.raised_in)
     if origin is not None and (origin.op or origin.pass_):
-        fields = {name: getattr(origin, name) for name in (*PLACE, "pass_", "also")}
-        known |= {name: value for name, value in fields.items() if value}
+        known = msgspec.structs.replace(origin, pass_=origin.pass_ or known.pass_)
     if origin is not None and origin.pattern:
-        known["reason"] = told_more(first.text, f"It was raised while {origin.pattern} was matched.")
+        reason = told_more(first.text, f"It was raised while {origin.pattern} was matched.")
+        known = msgspec.structs.replace(known, reason=reason)
     expected = ladder.reference.eager[0][first.call] if ladder.reference is not None else None
-    below = ladder.reports.get("aot")
-    if "source" not in known and (line := user_line(first.log)):
-        known["source"] = line
-    if "op" not in known and expected is not None and expected.raised is not None and below is not None:
+    below = ladder.seen("aot").report
+    if known.source is None and (line := user_line(first.log)):
+        known = msgspec.structs.replace(known, source=line)
+    where = below.raised_at if below is not None else None
+    if known.op is None and expected is not None and expected.raised is not None and where is not None:
         # Uncompiled it raises: the op that does is the one that must not do something else instead.
-        where = below.raised_at
-        if where is not None:
-            known |= {name: v for name in PLACE if (v := getattr(where, name)) is not None}
+        known = msgspec.structs.replace(where, pass_=known.pass_, source=where.source or known.source)
+    if first.kind in DEATHS and point is not None and known.op is None:
+        return _last_run(ladder, point) or known
     return known
 
 
-def _last_run(ladder: Ladder, point: Graphs) -> dict[str, Any]:
+def _last_run(ladder: Ladder, point: Graphs) -> Origin | None:
     """The operation of a graph that was run when the process ended; nothing where no graph ran op by op."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder, "last.json")
         ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point, told=told))
         try:
-            place = msgspec.json.decode(told.read_bytes(), type=Origin)
+            return msgspec.json.decode(told.read_bytes(), type=Origin)
         except (OSError, msgspec.DecodeError):  # it ended while the file was written
-            return {}
-    return {name: v for name in (*PLACE, "also") if (v := getattr(place, name))}
+            return None
 
 
 def _is_caught(ladder: Ladder, origin: Origin | None) -> bool:
@@ -317,5 +321,5 @@ def _asked(ladder: Ladder, step: Any) -> RungReport:
     report = msgspec.convert(outcome.value, RungReport)
     ladder.result.compiles += report.compiles
     ladder.suspected += report.suspected
-    ladder.tell_facts(*notes.proven(report.findings))
+    ladder.runner.tell(*notes.proven(report.findings))
     return report

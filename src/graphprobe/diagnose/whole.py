@@ -16,6 +16,7 @@ from graphprobe.diagnose.culprit import LARGEST, named
 from graphprobe.diagnose.dynamo.accusation import Accused, accuse, named_side_effect
 from graphprobe.diagnose.dynamo.dynamo_check import accused
 from graphprobe.diagnose.evidence import evidence_of
+from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import SMALL, Prover, shown_by
@@ -170,7 +171,7 @@ def _same(wanted: Any, leaf: Any) -> bool:
 def find_whole(
     program: Program,
     compilation: Compilation,
-    known: dict[str, Any],
+    known: Finding,
     *,
     where: str = "",
     earliest: Stage = "dynamo",
@@ -179,7 +180,7 @@ def find_whole(
     """A finding for a failure that no piece shows, with one of Dynamo's graphs as its proof if that fails by itself.
 
     Args:
-        known: the fields of the finding that are certain already, kind, stage and reason among them.
+        known: the finding as far as it is certain: kind, stage and reason at least.
         where: what is wrong, as the difference names it.
         earliest: the first stage that the rungs of the program have not cleared.
         observed: what the program gave compiled with torch's caches, if it is only wrong with these.
@@ -190,39 +191,37 @@ def find_whole(
     if observed is not None:
         suspect = stale_number(watch.dynamo, [[*call.outputs, *call.inputs] for call in map(read, observed)])
     if suspect is not None:
-        reason = f"{known['reason']}; {suspect.op}: {suspect.reason}"
-        known = known | {k: v for k, v in msgspec.structs.asdict(suspect).items() if v} | {"reason": reason}
+        reason = f"{known.reason}; {suspect.op}: {suspect.reason}"
+        told = {name: value for name, value in msgspec.structs.asdict(suspect).items() if value}
+        known = msgspec.structs.replace(known, **told | {"reason": reason})
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
-        for graph in watch.dynamo if known["kind"] != "side_effect" else ():
+        for graph in watch.dynamo if known.kind != "side_effect" else ():
             found = _failing(prover, graph, known, cached=observed is not None)
             if found is not None:
                 report.findings.append(_proven(prover, *found, known, earliest))
         if not report.findings:
-            known = known if "op" in known else known | _few_ops(watch.dynamo)
-            report.findings.append(msgspec.convert(known, Finding))
+            report.findings.append(known if known.op is not None else _few_ops(watch.dynamo).told_in(known))
     report.compiles = prover.compiles
     return report
 
 
-def _accused(program: Program, compilation: Compilation, known: dict[str, Any], where: str) -> Accused | None:
+def _accused(program: Program, compilation: Compilation, known: Finding, where: str) -> Accused | None:
     """What Dynamo got wrong in the program's own words."""
-    if known["stage"] != "dynamo" or "op" in known:
+    if known.stage != "dynamo" or known.op is not None:
         return None
-    if known["kind"] == "side_effect":
+    if known.kind == "side_effect":
         return named_side_effect(where, program.fn)
     outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
     return msgspec.convert(outcome.value, Accused | None)
 
 
-def _failing(
-    prover: Prover, graph: DynamoGraph, known: dict[str, Any], *, cached: bool
-) -> tuple[Case, CaseResult] | None:
+def _failing(prover: Prover, graph: DynamoGraph, known: Finding, *, cached: bool) -> tuple[Case, CaseResult] | None:
     """One of Dynamo's graphs as a case, if it fails: with its state among the arguments, or else in the module."""
-    if known["stage"] not in BEFORE_ATEN:
+    if known.stage not in BEFORE_ATEN:
         graph.graph = without_transforms(graph.graph, graph.calls)
     for form in (graph, *_with_state(graph)):
-        case = replace(prover.whole(form, known["kind"]), caches=cached)
+        case = replace(prover.whole(form, known.kind), caches=cached)
         result = prover.try_case(case)
         if result is not None and result.fails:
             return case, result
@@ -257,22 +256,21 @@ def _without(call: CapturedValues, positions: Sequence[int]) -> CapturedValues:
     return CapturedValues({**call.doc, "values": records}, call.tensors)
 
 
-def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any], earliest: Stage) -> Finding:
+def _proven(prover: Prover, case: Case, result: CaseResult, known: Finding, earliest: Stage) -> Finding:
     """The finding of a case that fails, made as small as time allows, with its dossier."""
-    unnamed = "op" not in known
+    unnamed = known.op is None
     case, result, short = prover.smaller(
         case,
         result,
-        known["kind"],
-        known["stage"],
+        known.kind,
+        known.stage,
         enough=1 if unnamed else SMALL,
-        lines={known.get("source")},
+        lines={known.source},
         tells=unnamed,
     )
     if unnamed and (short or len(named(case)) <= LARGEST):
-        place = prover.place_in(case, result, known["kind"])
-        known = known | dict(zip(("op", "node", "source", "module", "also"), place, strict=True))
-    made = Finding(**{"flaky_rate": result.rate, **known, "worst": worst_of(result.differences)})
+        known = prover.place_in(case, result, known.kind).told_in(known)
+    made = msgspec.structs.replace(known, flaky_rate=result.rate, worst=worst_of(result.differences))
     kind = shown_by(result, made.kind)
     op = next((name for name in (made.op or "", *made.also) if name.startswith("aten.")), made.op)
     stage, _ = stage_of(evidence_of(case, kind, result.reference, prover.compilation, op=op))
@@ -282,8 +280,8 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: dict[str, Any
     return made
 
 
-def _few_ops(graphs: Sequence[DynamoGraph]) -> dict[str, Any]:
-    """The fields that name an op, where Dynamo's graphs have few that compute anything: the first of them.
+def _few_ops(graphs: Sequence[DynamoGraph]) -> Culprit:
+    """An op as the culprit, where Dynamo's graphs have few that compute anything: the first of them.
 
     Of many it is the higher-order operator, whose body alone was not tried by itself, if there is one kind of these.
     """
@@ -293,9 +291,9 @@ def _few_ops(graphs: Sequence[DynamoGraph]) -> dict[str, Any]:
         calls = operators[:1]
     owner = next((graph for graph in graphs if calls and calls[0].graph is graph.graph.graph), None)
     if len(calls) > SMALL or owner is None or not owner.calls:
-        return {}
+        return Culprit()
     run = run_graph(owner.graph, owner.calls[-1].restore())
     first, *others = calls
     names = [*aten_ops(owner.graph, first, run.values), op_of(first), *map(op_of, others)]
-    place = {"op": names[0], "node": first.name, "source": source_of(first), "module": module_of(first)}
-    return place | {"also": [name for name in dict.fromkeys(names) if name != names[0]]}
+    also = [name for name in dict.fromkeys(names) if name != names[0]]
+    return Culprit(op=names[0], node=first.name, source=source_of(first), module=module_of(first), also=also)

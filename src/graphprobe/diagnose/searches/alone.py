@@ -75,8 +75,8 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
                 first.values,
                 error,
                 first.inputs,
+                wrong_alone=True,
             )
-            suspect.wrong_alone = True
             found.append(suspect)
     return found
 

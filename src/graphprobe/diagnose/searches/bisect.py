@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -76,10 +77,8 @@ def _by_prefix(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect
     if not calls or not fails_until(len(calls) - 1):
         return []
     last = bisect_left(range(len(calls) - 1), True, key=fails_until)
-    suspect = _suspect(graph, run, calls[last], outcomes[last])
-    suspect.whole = True
-    suspect.also = [op_of(n) for n in calls[last].all_input_nodes if n.op == "call_function"]
-    return [suspect]
+    also = [op_of(n) for n in calls[last].all_input_nodes if n.op == "call_function"]
+    return [replace(_suspect(graph, run, calls[last], outcomes[last]), whole=True, also=also)]
 
 
 def fails(outcome: Outcome) -> bool:

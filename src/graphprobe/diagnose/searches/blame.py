@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -68,7 +69,8 @@ def isolated_suspects(
             known: Any = "codegen" if stage == "kernels" else stage
             suspect = Suspect(difference.kind, known, direction, graph.graph, node, run.values, error, [])
             if stage not in ("dynamo", "pre_grad") and compilation.is_inductor:
-                suspect.named, *suspect.also = [*aten_ops(graph.graph, node, run.values), suspect.op]
+                first, *others = [*aten_ops(graph.graph, node, run.values), suspect.op]
+                suspect = replace(suspect, named=first, also=others)
             found.append(suspect)
     return found
 

@@ -12,7 +12,7 @@ from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier.whole_proof import prove_by_program
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.findings import BitDifference, Finding, bits_in_words
+from graphprobe.findings import BitDifference, Finding, Latent, bits_in_words
 from graphprobe.judge.bits import bit_differences
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, stage_of
 from graphprobe.judge.verdict import RungName
@@ -24,11 +24,11 @@ SWITCHES: tuple[tuple[str, Any], ...] = ((notes.ROUNDING, True), ("cpp.enable_fl
 
 def look_at_bits(ladder: Ladder) -> None:
     """Say which observables differ in their last bits; with `exact` these are a fault, located and proven."""
-    report = ladder.reports.get(ladder.top)
+    report = ladder.seen(ladder.top).report
     if report is None or ladder.result.raises:
         return
     if ladder.limits.exact:
-        ladder.on_step("bits")
+        ladder.runner.begin("bits")
     found: list[BitDifference] | None = None
     try:
         found = _bits(ladder, report)
@@ -66,29 +66,31 @@ def _located(ladder: Ladder, differences: Sequence[BitDifference]) -> Finding:
     point, all_run = _first_point(ladder)
     inductor = ladder.compilation.is_inductor
     stage, _ = stage_of(Evidence("not_bitwise", point, graphs_run=all_run, inductor=inductor))
-    known: dict[str, Any] = {}
+    first: Latent | None = None
+    also: list[str] = []
     rung: RungName | None = "aot" if point == "decomposition" else "kernels" if point is None else None
     if rung is not None and inductor:
-        ladder.on_step(rung)
+        ladder.runner.begin(rung)
         outcome = ladder.step(ladder.looking(rung))
         if outcome.value is not None:
             rounded = msgspec.convert(outcome.value, RungReport).rounded
-            ops = list(dict.fromkeys(one.op for one in rounded if one.op))
-            if rounded:
-                first = rounded[0]
-                known = {name: getattr(first, name) for name in ("direction", "op", "node", "source")}
-                known["also"] = [op for op in ops if op != first.op]
-    where = notes.where_bits_begin(point, known.get("op"), all_run=all_run, inductor=inductor)
+            first = next(iter(rounded), None)
+            also = list(dict.fromkeys(one.op for one in rounded if one.op and first and one.op != first.op))
+    where = notes.where_bits_begin(point, first.op if first else None, all_run=all_run, inductor=inductor)
     texts = [bits_in_words(differences), where]
     texts += _switched(ladder) if point is None and inductor else []
-    return Finding(kind="not_bitwise", stage=stage, reason=" ".join(texts), worst=differences[0].worst, **known)
+    found = Finding(kind="not_bitwise", stage=stage, reason=" ".join(texts), worst=differences[0].worst, also=also)
+    if first is None:
+        return found
+    place = {"direction": first.direction, "op": first.op, "node": first.node, "source": first.source}
+    return msgspec.structs.replace(found, **place)
 
 
 def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
     """The first point of the pipeline whose graphs, run op by op, give other bits; whether all before it were run."""
     all_run = True
     for point in GRAPHS if ladder.compilation.is_inductor else GRAPHS[:1]:
-        ladder.on_step("bits")
+        ladder.runner.begin("bits")
         outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
         found = _bits(ladder, msgspec.convert(outcome.value, RungReport)) if outcome.value is not None else None
         if found:
@@ -100,7 +102,7 @@ def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
 def _switched(ladder: Ladder) -> list[str]:
     """The first setting of `SWITCHES` with which the bits are the uncompiled program's, as a sentence."""
     for name, value in SWITCHES:
-        ladder.on_step("bits")
+        ladder.runner.begin("bits")
         outcome = ladder.step(partial(steps.plain, ladder.program, ladder.compilation.with_setting(name, value)))
         if outcome.value is not None and _bits(ladder, msgspec.convert(outcome.value, RungReport)) == []:
             return [f"With torch._inductor.config.{name} = {value!r} the bits are the same."]

@@ -102,7 +102,7 @@ def judged_in_place(ladder: Ladder, compiled: Callable[..., Any]) -> list[Differ
     ladder.reference = ladder.uncompiled()
     if ladder.reference is None:
         return []
-    ladder.on_step("as the script calls it")
+    ladder.runner.begin("as the script calls it")
     outcome = ladder.step(partial(_report, ladder.program, compiled))
     if outcome.value is None:
         return []

@@ -11,6 +11,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -178,15 +179,12 @@ def name_kernels(
     *,
     more: bool,
 ) -> list[Suspect]:
-    """Fill in `kernel` of the suspects, as far as it can be told.
+    """The suspects with their `kernel`, as far as it can be told.
 
     Args:
         wrong: graphs with wrong outputs, and the number of the recorded call.
-        notes: gets what mixing could not tell.
-        more: accuse launches that are faulty and that no suspect explains.
-
-    Returns:
-        suspects for such launches.
+        notes: what mixing could not tell is added to them.
+        more: accuse launches that are faulty and that no suspect explains, too.
     """
     found: list[tuple[CompiledGraph, FaultyLaunch, GraphRun]] = []
     for compiled in graphs:
@@ -199,17 +197,19 @@ def name_kernels(
         notes += _notes(compiled, report)
     launches: dict[int, list[MixedLaunch]] = {}
     explained: set[tuple[int, int]] = set()
+    named: list[Suspect] = []
     for suspect in suspects:
         mine = [(c, x) for c, x, _ in found if c.final is suspect.graph and _explains(suspect, x)]
-        if mine:
-            _accuse(suspect, *mine[0])
-            # An op may be computed again in several kernels; as a whole, it is one of them that it stands for.
-            explained |= {(id(c), x.position) for c, x in (mine[:1] if suspect.whole else mine)}
-        else:
-            _guess(suspect, graphs, launches)
-    if not more:
-        return []
-    return [made for c, x, run in found if (id(c), x.position) not in explained for made in _suspects(c, x, run)]
+        # An op may be computed again in several kernels; as a whole, it is one of them that it stands for.
+        explained |= {(id(c), x.position) for c, x in (mine[:1] if suspect.whole else mine)}
+        named.append(_accused(suspect, *mine[0]) if mine else _guess(suspect, graphs, launches))
+    others = [(c, x, run) for c, x, run in found if more and (id(c), x.position) not in explained]
+    return [*named, *(made for c, x, run in others for made in _suspects(c, x, run))]
+
+
+def _with_kernel(suspect: Suspect, compiled: CompiledGraph, name: str) -> Suspect:
+    assert compiled.lowered is not None
+    return replace(suspect, kernel=name, kernel_source=kernel_source(compiled.lowered.code, name))
 
 
 def _explains(suspect: Suspect, launch: FaultyLaunch) -> bool:
@@ -269,22 +269,19 @@ def far_off_launches(graphs: Sequence[CompiledGraph], prover: Prover) -> list[Su
             found = [x for x in mix(compiled, call, run, whole).found if x.confirmed]
             launched = [made for x in found for made in _suspects(compiled, x, run)]
             suspects = [s for s in alone(launched, prover) if s.wrong_alone]
-            for suspect in suspects:
-                _accuse(suspect, compiled, next((x for x in found if _explains(suspect, x)), found[0]))
             if suspects:
-                return suspects
+                return [_accused(s, compiled, next((x for x in found if _explains(s, x)), found[0])) for s in suspects]
     return []
 
 
-def _accuse(suspect: Suspect, compiled: CompiledGraph, launch: FaultyLaunch) -> None:
-    assert compiled.lowered is not None
-    suspect.kernel = launch.kernel
-    suspect.kernel_source = kernel_source(compiled.lowered.code, launch.kernel)
+def _accused(suspect: Suspect, compiled: CompiledGraph, launch: FaultyLaunch) -> Suspect:
     reason = f"{suspect.error.reason}. {_confirmation(launch)}"
-    suspect.error = msgspec.structs.replace(suspect.error, reason=reason)
-    if suspect.whole:
-        ops = [op_of(n) for n in compiled.final.graph.nodes if n.name in launch.nodes and n.op == "call_function"]
-        suspect.also = list(dict.fromkeys([*ops, *suspect.also]))
+    error = msgspec.structs.replace(suspect.error, reason=reason)
+    made = replace(_with_kernel(suspect, compiled, launch.kernel), error=error)
+    if not suspect.whole:
+        return made
+    ops = [op_of(n) for n in compiled.final.graph.nodes if n.name in launch.nodes and n.op == "call_function"]
+    return replace(made, also=list(dict.fromkeys([*ops, *suspect.also])))
 
 
 def _confirmation(launch: FaultyLaunch) -> str:
@@ -295,29 +292,26 @@ def _confirmation(launch: FaultyLaunch) -> str:
     )
 
 
-def _guess(suspect: Suspect, graphs: Sequence[CompiledGraph], known: dict[int, list[MixedLaunch]]) -> None:
-    """The launch that carries out the suspect's node, generated kernels first; what fails as a whole has none.
+def _guess(suspect: Suspect, graphs: Sequence[CompiledGraph], launches: dict[int, list[MixedLaunch]]) -> Suspect:
+    """With the launch that carries out the suspect's node, generated kernels first; what fails as a whole has none.
 
-    `known` keeps the launches of a graph.
+    `launches`: of the graphs that were asked before, by id.
     """
     compiled = next((c for c in graphs if c.final is suspect.graph and c.lowered is not None), None)
     if compiled is None or compiled.lowered is None or compiled.compiled is None or suspect.whole:
-        return
-    if id(compiled) not in known:
+        return suspect
+    if id(compiled) not in launches:
         try:
-            known[id(compiled)] = MixedGraph(compiled.lowered, compiled.compiled).launches
+            launches[id(compiled)] = MixedGraph(compiled.lowered, compiled.compiled).launches
         except Exception:  # the name is all that is missing then
-            known[id(compiled)] = []
-    carrying = [x.io for x in known[id(compiled)] if suspect.node.name in x.sources]
+            launches[id(compiled)] = []
+    carrying = [x.io for x in launches[id(compiled)] if suspect.node.name in x.sources]
     carrying.sort(key=lambda io: io.kind != "kernel")
-    if carrying:
-        suspect.kernel = carrying[0].name
-        suspect.kernel_source = kernel_source(compiled.lowered.code, carrying[0].name)
+    return _with_kernel(suspect, compiled, carrying[0].name) if carrying else suspect
 
 
 def _suspects(compiled: CompiledGraph, launch: FaultyLaunch, run: GraphRun) -> list[Suspect]:
     """A launch that no suspect explains, as one: its last node stands for it, the others come after."""
-    assert compiled.lowered is not None
     nodes: list[Node] = [n for n in compiled.final.graph.nodes if n.name in launch.nodes and n.op == "call_function"]
     if not nodes or run.failed is not None:
         return []
@@ -335,6 +329,4 @@ def _suspects(compiled: CompiledGraph, launch: FaultyLaunch, run: GraphRun) -> l
         others=nodes[:-1],
         whole=True,
     )
-    made.kernel = launch.kernel
-    made.kernel_source = kernel_source(compiled.lowered.code, launch.kernel)
-    return [made]
+    return [_with_kernel(made, compiled, launch.kernel)]

@@ -221,19 +221,19 @@ def registered_wrongly(ladder: Ladder) -> tuple[list[Finding], bool]:
     if not has_own():
         return findings, False
     with ladder.in_time("whether the program's own operators are registered rightly"):
-        ladder.on_step("own operators")
+        ladder.runner.begin("own operators")
         findings = _held(ladder)
         return findings, bool(findings) and _explains(ladder, findings)
     return findings, bool(findings)
 
 
 def _held(ladder: Ladder) -> list[Finding]:
-    first = next(d for d in ladder.failing[ladder.top] if d.certain)
+    first = ladder.seen(ladder.top).certain[0]
     outcome = ladder.step(partial(held_against, ladder.program, ladder.compilation, first), least_s=PROGRAM_S)
     if not outcome.value:
         return []
     findings = msgspec.convert(outcome.value, list[Finding])
-    ladder.tell_facts(*notes.proven(findings))
+    ladder.runner.tell(*notes.proven(findings))
     return findings
 
 

@@ -97,7 +97,7 @@ def related(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -
     for way in ways:
         found = way(ladder, first)
         if found is not None:
-            shown = next((d for d in ladder.failing.get(ladder.top, ()) if d.certain), first)
+            shown = next(iter(ladder.seen(ladder.top).certain), first)
             fields = msgspec.structs.asdict(found) | {"reason": told_more(shown.text, found.reason)}
             fields |= {"kind": shown.kind, "worst": shown.worst}
             fields |= {"direction": "backward"} if shown.where.startswith("gradients") else {}
