@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.output import JsonCommand, JsonTo, json_option, new_file
 from graphprobe.errors import EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.report.document import counted
 from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo
-from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
     from graphprobe.store.calls import CallDump
-    from graphprobe.store.dump_convert import Converted, Format, Gap, Target
-
-
-_PATIENCE_SECONDS = 1.0
+    from graphprobe.store.dump_convert import Converted, Format, Gap
 
 
 @click.command(cls=JsonCommand)
@@ -57,7 +51,10 @@ def command(
       graphprobe convert dump --to txt --out text
       graphprobe convert dump --to ptdbg --out npu_dump.pkl
     """
-    from graphprobe.store.dump_convert import convert, plan_conversion
+    from rich.console import Console
+    from rich.progress import track
+
+    from graphprobe.store.dump_convert import Gap, convert, plan_conversion
 
     if to == "ptdbg":
         _export(paths, out, force, json_to)
@@ -68,15 +65,17 @@ def command(
     plan = plan_conversion(paths, to=form, out=out, force=force)
     gaps: list[Gap] = list(plan.gaps)
     written: list[Converted] = []
-    for target in _watched(plan.targets):
-        try:
-            written.append(convert(target, to=form, force=force))
-        except (SchemaError, ArtifactNotFoundError) as error:
-            gaps.append(_gap(target, error))
-        except UsageError as error:
-            _report(written, gaps, json_to)
-            raise error
-    _report(written, gaps, json_to)
+    terminal = Console(stderr=True)
+    try:
+        for target in track(
+            plan.targets, "Converting", console=terminal, transient=True, disable=not terminal.is_terminal
+        ):
+            try:
+                written.append(convert(target, to=form, force=force))
+            except (SchemaError, ArtifactNotFoundError) as error:
+                gaps.append(Gap(str(target.source), target.slot, str(error)))
+    finally:
+        _report(written, gaps, json_to)
     if not json_to.printed:
         _end(written, gaps)
     if any(not gap.expected for gap in gaps):
@@ -92,12 +91,6 @@ def _export(paths: tuple[Path, ...], out: Path | None, force: bool, json_to: Jso
     for text in left_out:
         echo(f"Left out: {text}", err=True)
     print_closing(f"Wrote {out}", follow=["graphprobe", "compare", str(out), str(paths[0])])
-
-
-def _gap(target: Target, error: Exception) -> Gap:
-    from graphprobe.store.dump_convert import Gap
-
-    return Gap(str(target.source), target.slot, str(error))
 
 
 def _report(written: Sequence[Converted], gaps: Sequence[Gap], json_to: JsonTo) -> None:
@@ -128,27 +121,8 @@ def _end(written: Sequence[Converted], gaps: Sequence[Gap]) -> None:
             ["graphprobe", "convert", str(first), "--to", "txt"] if first.suffix == ".npy" else ["head", str(first)]
         )
     failed = sum(not gap.expected for gap in gaps)
-    verdict = f"CONVERTED: {counted(len(written), 'file')} written"
-    if failed:
-        print_closing(f"{verdict}, {failed} could not be read", follow=follow, style="bold yellow")
-    else:
-        print_closing(verdict, follow=follow, style="bold green" if written else "bold yellow")
-
-
-def _watched(targets: Sequence[Target]) -> Iterator[Target]:
-    """The targets one by one, with a bar on the terminal once it has taken a second."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    if not sys.stderr.isatty():
-        yield from targets
-        return
-    began = time.monotonic()
-    with Progress(console=Console(stderr=True), transient=True, disable=False) as progress:
-        task = progress.add_task("Converting", total=len(targets), visible=False)
-        for target in targets:
-            yield target
-            progress.update(task, advance=1, visible=time.monotonic() - began > _PATIENCE_SECONDS)
+    verdict = f"CONVERTED: {counted(len(written), 'file')} written{f', {failed} could not be read' if failed else ''}"
+    print_closing(verdict, follow=follow, style="bold green" if written and not failed else "bold yellow")
 
 
 def export(dump: Path, out: Path | None, *, force: bool) -> list[str]:
@@ -165,20 +139,14 @@ def export(dump: Path, out: Path | None, *, force: bool) -> list[str]:
     from graphprobe.compare.open import open_dump
     from graphprobe.store.foreign.ptdbg_write import write_ptdbg
 
-    what = "a new .pkl file"
     if out is None:
-        raise UsageError("--to ptdbg needs --out", hint=f"name {what}")
+        raise UsageError("--to ptdbg needs --out", hint="name a new .pkl file")
     source, target = dump.resolve(), out.resolve()
     if source == target or source in target.parents or target in source.parents:
-        raise UsageError(f"--out {out} and {dump} lie one in the other", hint=f"name {what} elsewhere")
-    if not target.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no folder {target.parent}", hint="make it first")
-    if out.is_dir() or out.suffix != ".pkl":
-        raise UsageError(f"--out {out}: expected a file name that ends with .pkl", hint=f"name {what}")
-    there = out.exists()
-    if there and not force:
-        raise UsageError(f"--out {out} exists already", hint="pass --force to overwrite it, or name another file")
-    check_replaced(out, f"--out {out}", b"[[", b'["')
+        raise UsageError(f"--out {out} and {dump} lie one in the other", hint="name a new .pkl file elsewhere")
+    if out.suffix != ".pkl":
+        raise UsageError(f"--out {out}: expected a file name that ends with .pkl")
+    there = new_file("--out", str(out), b"[[", b'["', force=force).exists()
     opened = open_dump(dump)
     try:
         write_ptdbg(opened, out, stacks=True)
