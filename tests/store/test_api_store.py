@@ -20,9 +20,10 @@ from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import api_reader, api_writer, files
 from graphprobe.store import manifest as live_manifest
 from graphprobe.store.api_reader import is_api_dump, open_api_dump
-from graphprobe.store.api_records import Handed, RawCall, RawSlot, RawValue, Shard
+from graphprobe.store.api_records import Handed, Head, RawCall, RawSlot, RawValue
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
 from graphprobe.store.calls import Scalar
+from graphprobe.store.dump_format import Shard
 from store.dump_helpers import killed, run_manifest
 
 
@@ -42,8 +43,8 @@ def hand_in(writer: ApiWriter, array: np.ndarray[Any, Any], *, name: str | None 
 
 
 def call(number: int, slots: list[RawSlot], *, step: int = 0, stack: tuple[str, ...] = ()) -> RawCall:
-    label = f"add.{number}.forward"
-    return RawCall(step, "api", "torch.add", label, "forward", number, "m", "f.py:1", stack, "", slots, (), 500)
+    head = Head(step, "api", "torch.add", f"add.{number}", number, "m", "f.py:1", stack, "")
+    return RawCall(head, "forward", "", slots, (), 500)
 
 
 def slot(array: np.ndarray[Any, Any], handed: Handed | None) -> RawSlot:

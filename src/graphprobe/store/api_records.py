@@ -1,23 +1,16 @@
-"""What an API dump has on disk, as structs: one line a call, statistics inline, values by name in a shard.
-
-A shard is one safetensors file: written whole, read by mapping it into memory.
-"""
+"""What an API dump has on disk, as structs: one line a call, statistics inline, values by name in a shard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-import numpy as np
 
-from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.records import Manifest, Number, TensorMeta, TensorStats
+from graphprobe.records import Number, TensorMeta, TensorStats
 from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, Holder, Scalar, SlotRole
-from graphprobe.store.dump_dtypes import bits_from_bytes
-from graphprobe.store.dump_format import read_header
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.dump_dtypes import Array
+from graphprobe.store.manifest import DumpedManifest
 
 API_SCHEMA = 1
 """Version of the files of an API dump; `docs/formats/api_dump.md` describes it."""
@@ -31,8 +24,6 @@ STEP_PREFIX = "step"
 DumpData = Literal["stats", "tensor"]
 DumpLevel = Literal["api", "module", "mix"]
 DumpMode = Literal["all", "list", "range", "stack"]
-
-Array = np.ndarray[Any, Any]
 
 
 class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -88,28 +79,21 @@ class StackLine(msgspec.Struct, frozen=True):
     frames: tuple[str, ...]
 
 
-class ApiManifest(Manifest, kw_only=True):
-    """`manifest.json` of an API dump: that of a run, with what concerns the dump.
+class ApiManifest(DumpedManifest, kw_only=True):
+    """`manifest.json` of an API dump.
 
     Attributes:
         api_dump_schema: version of the files; its presence says that this is an API dump.
-        plan: the arguments as they were in force, for people.
         calls: records written; `collected_files` and `collected_bytes` count files and bytes.
         values: values written, each once; `value_references` counts the slots that point to one.
         steps: steps that have records.
-        stopped: why dumping ended before the program did.
-        queue_peak_bytes, blocked_ns: the most that waited to be written, and how long the program waited for room.
     """
 
     api_dump_schema: int
-    plan: dict[str, Any] = msgspec.field(default_factory=dict)
     calls: int = 0
     values: int = 0
     value_references: int = 0
     steps: list[int] = msgspec.field(default_factory=list)
-    stopped: str | None = None
-    queue_peak_bytes: int = 0
-    blocked_ns: int = 0
 
 
 def step_folder(step: int) -> str:
@@ -181,73 +165,44 @@ class RawSlot(msgspec.Struct, gc=False):
 Slot = ApiSlot | RawSlot
 
 
-class RawCall(msgspec.Struct, gc=False):
-    """One call. Its position is given where it is written, so that it is the order of the file.
+class Head(msgspec.Struct, gc=False):
+    """What a backward has in common with its forward: as in `ApiRecord`, but `number` is its `index`.
 
-    `number` is its `index`; `size_bytes` is what it takes while it waits. A struct is made in a third of the time of
-    a named tuple, and the garbage collector need not look at it.
+    `label` lacks the direction, and `thread` is the forward's.
     """
 
     step: int
     kind: CallKind
     api: str
     label: str
-    direction: CallDirection
     number: int
     module: str
     source: str
     stack: tuple[str, ...]
+    thread: str
+
+
+class RawCall(msgspec.Struct, gc=False):
+    """One call. Its position is given where it is written, so that it is the order of the file.
+
+    `size_bytes` is what it takes while it waits. A struct is made in a third of the time of a named tuple, and the
+    garbage collector need not look at it.
+    """
+
+    head: Head
+    direction: CallDirection
     thread: str
     slots: Sequence[Slot]
     notes: tuple[str, ...]
     size_bytes: int
     compiled: CompiledRegion | None = None
 
+    @property
+    def label(self) -> str:
+        """Of the record."""
+        return f"{self.head.label}.{self.direction}"
+
 
 def value_name(digest: str, dtype: str, count: int, *, sample: int | None = None) -> str:
     """Equal for values of equal bits; `sample` is the step of a sample, None for all values."""
     return f"{digest}.{dtype}.{count}" if sample is None else f"{digest}.{dtype}.{count}.every{sample}"
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    data_offsets: tuple[int, int]
-
-
-class Shard:
-    """One shard, its header read, its values mapped."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises ArtifactNotFoundError where there is no such file, SchemaError where its header cannot be read."""
-        self.path = path
-        header, self._begin, _ = read_header(path)
-        try:
-            self._mapped: Array = np.memmap(path, dtype=np.uint8, mode="r")
-            entries = msgspec.json.decode(header, type=dict[str, _Entry])
-        except OSError as error:
-            raise ArtifactNotFoundError(f"{path} cannot be read: {error}") from error
-        except UNREADABLE as error:
-            raise SchemaError(f"{path} has no header that can be read: {error}") from error
-        self._spans = {name: entry.data_offsets for name, entry in entries.items()}
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the file reaches to the end of every value in it."""
-        return max((last for _, last in self._spans.values()), default=0) <= self._mapped.size - self._begin
-
-    def read(self, name: str, dtype: str, shape: tuple[int, ...] | None) -> Array:
-        """The values called `name`, in numpy's dtype or as unsigned integers of the item size; 1-d without a shape.
-
-        Raises:
-            ArtifactNotFoundError: they are not there, or cut off.
-        """
-        span = self._spans.get(name)
-        if span is None:
-            raise ArtifactNotFoundError(f"{self.path} has no values called {name}")
-        first, last = span
-        if not 0 <= first <= last <= self._mapped.size - self._begin:
-            raise ArtifactNotFoundError(f"{self.path} was cut off before the end of {name}")
-        data = self._mapped[self._begin + first : self._begin + last]
-        try:
-            return bits_from_bytes(data, dtype, (-1,) if shape is None else shape)
-        except ValueError as error:
-            raise ArtifactNotFoundError(f"{self.path}: {name} has {data.nbytes} bytes, not {shape}") from error

@@ -31,7 +31,7 @@ from graphprobe.store.api_records import (
     value_name,
 )
 from graphprobe.store.dump_format import encode_tensors, place_pieces
-from graphprobe.store.dump_queue import INTERVAL_S, Array, QueuedWriter, check_bounds
+from graphprobe.store.dump_queue import INTERVAL_S, Array, BudgetReachedError, QueuedWriter, check_bounds
 from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
 from graphprobe.store.schema import json_from_value
 
@@ -132,7 +132,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
         if not self._records:
             self._flush_at_s = now_s + INTERVAL_S  # the queue may never be empty
         try:
-            self._records.append((call.step, self._record(call)))
+            self._records.append((call.head.step, self._record(call)))
         except Exception as error:
             self.count(f"{type(error).__name__}: {error}", call.label)
         if now_s >= self._flush_at_s or self._shard_bytes >= SHARD_BYTES or len(self._records) >= _MOST_RECORDS:
@@ -179,19 +179,20 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             self._stack_file.close()
 
     def _record(self, call: RawCall) -> ApiRecord:
+        head = call.head
         slots = tuple([slot if isinstance(slot, ApiSlot) else self._slot(slot, call) for slot in call.slots])
-        position = self._positions.get(call.step, 0)
-        self._positions[call.step] = position + 1
+        position = self._positions.get(head.step, 0)
+        self._positions[head.step] = position + 1
         return ApiRecord(
             position=position,
-            kind=call.kind,
-            api=call.api,
+            kind=head.kind,
+            api=head.api,
             label=call.label,
             direction=call.direction,
-            index=call.number,
-            module=call.module,
-            source=call.source,
-            stack=self._stack(call.stack) if call.stack else None,
+            index=head.number,
+            module=head.module,
+            source=head.source,
+            stack=self._stack(head.stack) if head.stack else None,
             thread=call.thread,
             slots=slots,
             notes=call.notes,
@@ -215,18 +216,8 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
                 missing = missing or "the values could not be written"
         if missing and not raw.missing:
             self.count(missing, f"{raw.name} of {call.label}", noun="value")
-        return ApiSlot(
-            name=raw.name,
-            role=raw.role,
-            meta=raw.meta,
-            stats=stats,
-            scalar=raw.scalar,
-            value=value,
-            sampled=raw.sampled and bool(value),
-            missing=missing,
-            requires_grad=raw.requires_grad,
-            held=raw.held,
-        )
+        kept, sampled = (raw.name, raw.role, raw.meta, stats, raw.scalar), raw.sampled and bool(value)
+        return ApiSlot(*kept, value, sampled, missing, raw.requires_grad, raw.held)
 
     def _stack(self, frames: tuple[str, ...]) -> int:
         number = self._stacks.get(frames)
@@ -286,16 +277,11 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             else:
                 by_step.setdefault(step, []).append(line + b"\n")
         for step, lines in by_step.items():
-            for data, count in self._affordable(lines):
-                self._append(step, data, count)
-
-    def _affordable(self, lines: list[bytes]) -> list[tuple[bytes, int]]:
-        """The lines as one piece; one by one where the budget does not hold them all."""
-        whole = b"".join(lines)
-        limit = self._budget.max_bytes
-        if limit is None or self._budget.used_bytes + self._budget.overhead_bytes + len(whole) <= limit:
-            return [(whole, len(lines))]
-        return [(line, 1) for line in lines]
+            try:
+                self._append(step, b"".join(lines), len(lines))
+            except BudgetReachedError:  # it may hold some of them
+                for line in lines:
+                    self._append(step, line, 1)
 
     def _append(self, step: int, data: bytes, count: int) -> None:
         file = self._files.pop(step, None)
@@ -307,7 +293,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             if step not in self._own.steps:
                 self._own.steps = sorted([*self._own.steps, step])
         self._files[step] = file
-        self._take(len(data))
+        self._take(len(data), ends=count == 1)
         try:
             file.append(data)
         except BaseException:

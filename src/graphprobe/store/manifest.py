@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -34,6 +34,21 @@ MAX_CAUSES = 64
 _SLACK_BYTES = 2048
 
 ManifestT = TypeVar("ManifestT", bound=Manifest)
+
+
+class DumpedManifest(Manifest, kw_only=True):
+    """`manifest.json` of a dump: that of a run, with what concerns every dump.
+
+    Attributes:
+        plan: what was asked for, as it was in force, for people.
+        stopped: why dumping ended before the program did, e.g. because the budget was reached.
+        queue_peak_bytes, blocked_ns: the most that waited to be written, and how long the program waited for room.
+    """
+
+    plan: dict[str, Any]
+    stopped: str | None = None
+    queue_peak_bytes: int = 0
+    blocked_ns: int = 0
 
 
 class AppendFile:

@@ -18,8 +18,9 @@ import torch
 import graphprobe
 from graphprobe.internals.operators.api_calls import running_modules
 from graphprobe.internals.operators.autograd_edges import graph_task, in_compiled_backward
-from graphprobe.probe.api.call import Collector, Head, OpenCall
+from graphprobe.probe.api.call import Collector, OpenCall
 from graphprobe.probe.api.plan import ApiPlan, CallSelection
+from graphprobe.store.api_records import Head
 from graphprobe.store.api_writer import ApiWriter
 from graphprobe.store.calls import CallKind
 
