@@ -15,7 +15,7 @@ import numpy.typing as npt
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
 from graphprobe.records import Manifest, TensorStats
 from graphprobe.store import layout
-from graphprobe.store.api_records import (
+from graphprobe.store.calls import (
     API_SCHEMA,
     CALLS,
     RANK_PREFIX,
@@ -24,10 +24,13 @@ from graphprobe.store.api_records import (
     ApiManifest,
     ApiRecord,
     ApiSlot,
+    Call,
+    CallDump,
+    CallSlot,
     StackLine,
+    shape_problem,
     step_folder,
 )
-from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
 from graphprobe.store.dump_format import Shard
 from graphprobe.store.reader import manifest_of_dump, told_of_dumps
 from graphprobe.store.schema import lines_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import UsageError
-from graphprobe.records import Manifest
-from graphprobe.store.api_records import (
+from graphprobe.records import Manifest, TensorMeta, TensorStats
+from graphprobe.store.calls import (
     API_SCHEMA,
     CALLS,
     STACKS,
@@ -21,18 +21,21 @@ from graphprobe.store.api_records import (
     ApiManifest,
     ApiRecord,
     ApiSlot,
-    RawCall,
-    RawSlot,
-    RawValue,
+    CallDirection,
+    CallKind,
+    CompiledRegion,
+    Holder,
+    Scalar,
+    SlotRole,
     StackLine,
     rank_folder,
     shard_file,
     step_folder,
-    value_name,
 )
-from graphprobe.store.dump_format import encode_tensors, place_pieces
+from graphprobe.store.dump_format import encode_tensors
 from graphprobe.store.dump_queue import INTERVAL_S, Array, BudgetReachedError, QueuedWriter, check_bounds
-from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
+from graphprobe.store.files import folder_below, replace_file
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, making
 from graphprobe.store.schema import json_from_value
 
 SHARD_BYTES = 32 * 1024 * 1024
@@ -40,6 +43,103 @@ SHARD_BYTES = 32 * 1024 * 1024
 _OPEN_STEPS = 4
 _MOST_RECORDS = 4096
 QUEUE_BYTES = 256 * 1024 * 1024
+
+
+class Handed:
+    """Values that were handed in, as the slots that have them know them.
+
+    `name` is equal for equal bits, dtype and count. Where the digest comes from a device, the writing thread sets it.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+
+class RawValue(msgspec.Struct, gc=False):
+    """Values of one tensor, 1-d and row-major; handed in before every call that has them.
+
+    Attributes:
+        handed: what the slots hold.
+        stats: needed where the name is not known yet.
+        dtype, items: of the values, and how many.
+        data: their bytes, which nobody changes any more, or a function that waits for them.
+        sample: step of the sample; None: all values.
+        size_bytes: what they take while they wait.
+    """
+
+    handed: Handed
+    stats: Callable[[], TensorStats] | None
+    dtype: str
+    items: int
+    data: Array | Callable[[], Array]
+    sample: int | None
+    size_bytes: int
+
+
+class RawSlot(msgspec.Struct, gc=False):
+    """One argument or result of which the writing thread has yet to find something out: as `api_records.ApiSlot`.
+
+    Never changed once it is made, so that one object may stand in several calls.
+    """
+
+    name: str
+    role: SlotRole
+    meta: TensorMeta | None = None
+    stats: TensorStats | Callable[[], TensorStats] | None = None
+    scalar: Scalar | None = None
+    payload: Handed | None = None
+    sampled: bool = False
+    missing: str = ""
+    requires_grad: bool = False
+    held: Holder = ""
+
+
+Slot = ApiSlot | RawSlot
+
+
+class Head(msgspec.Struct, gc=False):
+    """What a backward has in common with its forward: as in `ApiRecord`, but `number` is its `index`.
+
+    `label` lacks the direction, and `thread` is the forward's.
+    """
+
+    step: int
+    kind: CallKind
+    api: str
+    label: str
+    number: int
+    module: str
+    source: str
+    stack: tuple[str, ...]
+    thread: str
+
+
+class RawCall(msgspec.Struct, gc=False):
+    """One call. Its position is given where it is written, so that it is the order of the file.
+
+    `size_bytes` is what it takes while it waits. A struct is made in a third of the time of a named tuple, and the
+    garbage collector need not look at it.
+    """
+
+    head: Head
+    direction: CallDirection
+    thread: str
+    slots: Sequence[Slot]
+    notes: tuple[str, ...]
+    size_bytes: int
+    compiled: CompiledRegion | None = None
+
+    @property
+    def label(self) -> str:
+        """Of the record."""
+        return f"{self.head.label}.{self.direction}"
+
+
+def value_name(digest: str, dtype: str, count: int, *, sample: int | None = None) -> str:
+    """Equal for values of equal bits; `sample` is the step of a sample, None for all values."""
+    return f"{digest}.{dtype}.{count}" if sample is None else f"{digest}.{dtype}.{count}.every{sample}"
 
 
 class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
@@ -86,26 +186,19 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             UsageError: an argument is wrong, or the folder cannot be made; nothing of it is left behind.
         """
         check_bounds(1, max_bytes=max_bytes, queue_bytes=queue_bytes)
-        made = False
-        try:
+        with making("dump", path, hint="name a folder that can be made and written to") as made:
             path = path.absolute()  # the program may go elsewhere
             folder = path / rank_folder(manifest.rank)
-            path.mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
-            made = True
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                folder.mkdir()
+            except FileExistsError as error:
+                raise UsageError(
+                    f"{error.filename or folder} exists already: a dump never writes into another",
+                    hint="name a folder that does not exist yet, or remove that one",
+                ) from error
+            made.append(folder)
             return cls(folder, manifest, max_bytes, queue_bytes=queue_bytes)
-        except FileExistsError as error:
-            raise UsageError(
-                f"{error.filename or folder} exists already: a dump never writes into another",
-                hint="name a folder that does not exist yet, or remove that one",
-            ) from error
-        except OSError as error:
-            if made:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise UsageError(
-                f"no dump can be written under {path}: {error.strerror} ({error.filename or path})",
-                hint="name a folder that can be made and written to",
-            ) from error
 
     def stop(self, reason: str) -> None:
         """Dumping ends before the program does: the manifest tells readers that nothing is known of what comes."""
@@ -170,6 +263,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             self._flush_lines(records)
         except Exception as error:
             self._count_error(error, records[0][1].label if records else "", times=len(records))
+        self._own.value_references = self._references
         self.save(unless_newer_than_s=SAVE_SECONDS)
 
     def _close_files(self) -> None:
@@ -237,15 +331,11 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             pieces = encode_tensors(values)
             size_bytes = sum(piece.nbytes for piece in pieces)
             self._take(size_bytes)
-            try:
-                self._folder_below(VALUES)
-                place_pieces(f"{self.folder}/{shard_file(number)}", pieces)
-            except BaseException:
-                self._budget.give_back(size_bytes)
-                raise
+            with self._paid(size_bytes):
+                folder_below(self.folder, VALUES)
+                replace_file(f"{self.folder}/{shard_file(number)}", *pieces)
             del pieces
             self._own.values += len(values)
-            self._own.value_references = self._references
             self._own.collected_files += 1
             self._own.collected_bytes += size_bytes
         except Exception as error:
@@ -288,17 +378,13 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
         if file is None:
             if len(self._files) >= _OPEN_STEPS:
                 self._files.pop(next(iter(self._files))).close()
-            self._folder_below(step_folder(step))
-            file = AppendFile(self.folder / step_folder(step) / CALLS)
+            file = AppendFile(folder_below(self.folder, step_folder(step)) / CALLS)
             if step not in self._own.steps:
                 self._own.steps = sorted([*self._own.steps, step])
         self._files[step] = file
         self._take(len(data), ends=count == 1)
-        try:
+        with self._paid(len(data)):
             file.append(data)
-        except BaseException:
-            self._budget.give_back(len(data))
-            raise
         self._own.calls += count
         self._own.collected_bytes += len(data)
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import csv
 import io
-import itertools
 import os
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +15,6 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes, size_from_meta, stored_from_meta
 from graphprobe.store.dump_records import (
     DUMP_SCHEMA,
@@ -40,9 +36,6 @@ SCHEMA_KEY = "graphprobe.dump_schema"
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000
 """The bound that the safetensors library has."""
-_MAX_BUFFERS = 512
-"""Buffers per system call; Linux takes 1024."""
-_numbers = itertools.count()
 
 COLUMNS: tuple[str, ...] = (
     "Op Type",
@@ -111,41 +104,6 @@ def encode_tensors(
     start = msgspec.json.encode(header)
     start += b" " * (-(8 + len(start)) % _ALIGNMENT)
     return [memoryview(len(start).to_bytes(8, "little") + start), *(entry[-1] for entry in entries)]
-
-
-def place_pieces(path: str, pieces: Sequence[memoryview]) -> None:
-    """Write a file under a temporary name and rename it: it is there whole or not at all.
-
-    Raises:
-        OSError: as the operating system gives it; nothing of it stays.
-    """
-    temporary = f"{path.rpartition('/')[0]}/{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_numbers)}"
-    try:
-        write_pieces(temporary, pieces)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def write_pieces(path: str, pieces: Sequence[memoryview]) -> None:
-    """Write a file that must not exist yet, in as few system calls as it takes; pieces are 1-d bytes.
-
-    Raises:
-        OSError: what was written until then stays.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        pending = deque(piece for piece in pieces if piece.nbytes)
-        while pending:
-            written = os.writev(descriptor, list(itertools.islice(pending, _MAX_BUFFERS)))
-            while pending and written >= len(pending[0]):
-                written -= len(pending.popleft())
-            if written:
-                pending[0] = pending[0][written:]
-    finally:
-        os.close(descriptor)
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -5,7 +5,6 @@ Memory for copies of values is used again: fresh pages cost more than the copy i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -272,14 +271,6 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
 
     def _reason(self, error: Exception) -> str:
         return str(error) if isinstance(error, BudgetReachedError) else super()._reason(error)
-
-    def _folder_below(self, relative: str) -> None:
-        """Make a folder below that of the dump, which itself is never made again once it is gone."""
-        folder = self.folder
-        for part in relative.split("/"):
-            folder = folder / part
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
 
     def _write_items(self, items: list[T]) -> None:
         """Write items, or take them for `_flush_items`; raises nothing that concerns a single one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from graphprobe.errors import UsageError
 from graphprobe.records import TensorStats
 from graphprobe.store import dump_records
 from graphprobe.store.dump_dtypes import stored_from_meta
-from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place, place_pieces
+from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place
 from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
@@ -34,7 +32,8 @@ from graphprobe.store.dump_records import (
     claim_time_folder,
     view_from_buffer,
 )
-from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
+from graphprobe.store.files import folder_below, replace_file
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, making
 from graphprobe.store.schema import json_from_value
 
 QUEUE_BYTES = 128 * 1024 * 1024
@@ -117,19 +116,11 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         manifest = msgspec.convert(msgspec.to_builtins(manifest), DumpManifest)
         manifest.statistics = manifest.statistics or list(STAT_FIELDS)
         manifest.queue_bytes, manifest.queue_ops = queue_bytes, QUEUE_OPS
-        time_dir: Path | None = None
-        try:
+        with making("dump", dump_path, hint="dump_path must be a folder that exists and can be written to") as made:
             started = datetime.fromtimestamp(manifest.started_ns // 10**9)
             world_size, rank = manifest.world_size, manifest.rank
-            time_dir = claim_time_folder(dump_path, world_size=world_size, rank=rank, started=started)
-            return cls(time_dir, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=QUEUE_OPS)
-        except OSError as error:
-            if time_dir is not None:
-                shutil.rmtree(time_dir, ignore_errors=True)
-            raise UsageError(
-                f"no dump can be written under {dump_path}: {error.strerror} ({error.filename or dump_path})",
-                hint="dump_path must be a folder that exists and can be written to",
-            ) from error
+            made.append(claim_time_folder(dump_path, world_size=world_size, rank=rank, started=started))
+            return cls(made[0], manifest, max_bytes, queue_bytes=queue_bytes, queue_items=QUEUE_OPS)
 
     def submit(
         self,
@@ -303,24 +294,23 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         grown_bytes = sum([piece.nbytes for piece in content]) + self._index.growth_bytes(line) + rows_bytes
         self._take(grown_bytes, ends=jobs == 1)
         path = f"{self.time_dir}/{file}"
-        try:
-            if content:
-                place_pieces(path, content)
-            if stats is not None:
-                stats.append(rows)
+        with self._paid(grown_bytes):
             try:
-                self._index.append(line)
-            except BaseException:
+                if content:
+                    replace_file(path, *content)
                 if stats is not None:
-                    stats.take_back(rows_bytes)
+                    stats.append(rows)
+                try:
+                    self._index.append(line)
+                except BaseException:
+                    if stats is not None:
+                        stats.take_back(rows_bytes)
+                    raise
+            except BaseException:
+                if content:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
                 raise
-        except BaseException:
-            if content:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-            with self.lock:
-                self._budget.give_back(grown_bytes)
-            raise
         with self.lock:
             self._own.collected_files += bool(content)
             self._own.collected_bytes += grown_bytes
@@ -371,7 +361,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         if known is not None:
             return known
         relative = dump_records.data_folder(place)
-        self._folder_below(relative)
+        folder_below(self.folder, relative)
         self._folders[place] = relative
         return relative
 

@@ -90,6 +90,8 @@ def lines_of(
                     found.append((number, offset, decoder.decode(line)))
                 except UNREADABLE as error:
                     torn = not line.endswith(b"\n")
+                    yield from found
+                    found = []
                     if line.strip():
                         why = "is cut off, as by a killed process" if torn else f"is no record: {error}"
                         tell(f"{path} line {number} {why}")

@@ -28,9 +28,8 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.probe.api.plan import ApiPlan
 from graphprobe.probe.api.value_slots import INPUTS, Values, output_name, take
-from graphprobe.store.api_records import ApiSlot, Head, RawCall, Slot
-from graphprobe.store.api_writer import ApiWriter
-from graphprobe.store.calls import CallDirection, CompiledRegion, SlotRole
+from graphprobe.store.api_writer import ApiWriter, Head, RawCall, Slot
+from graphprobe.store.calls import ApiSlot, CallDirection, CompiledRegion, SlotRole
 
 logger = logging.getLogger("graphprobe")
 

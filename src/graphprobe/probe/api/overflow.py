@@ -27,7 +27,7 @@ from graphprobe.errors import EXIT_FOUND, GraphprobeError, UsageError
 from graphprobe.internals.operators.autograd_edges import innermost_function_mode, running_node, sequence_number
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.api.api_names import info_of
+from graphprobe.probe.api.plan import info_of
 from graphprobe.probe.api.session import Frames
 from graphprobe.probe.dump.overflow_rules import (
     SKIPPED,

@@ -18,8 +18,8 @@ from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.operators.api_calls import FunctionApply
 from graphprobe.internals.operators.autograd_edges import unseen
-from graphprobe.probe.api.api_names import info_of
 from graphprobe.probe.api.call import OpenCall
+from graphprobe.probe.api.plan import info_of
 from graphprobe.probe.api.session import ApiSession
 
 COLLECTIVES = (

@@ -1,7 +1,7 @@
 """From a live tensor to a slot: its statistics and, on request, its values, as they are at this moment.
 
 What has been seen already is not looked at again: a tensor is known by its identity, memory and version counter as long
-as it lives, and memory by its address; what the counter does not see (`LEAKS` in `api_names`) is never taken as known.
+as it lives, and memory by its address; what the counter does not see (`LEAKS` in `plan`) is never taken as known.
 Parameters, buffers and leaves are state; the rest is data, or a result.
 """
 
@@ -40,9 +40,8 @@ from graphprobe.internals.tensors import (
 )
 from graphprobe.probe.dump.tensors import PLAIN_SCALARS, _memory, _to_host, is_capturing, leaves, scalar_of
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.api_records import ApiSlot, Handed, RawSlot, RawValue, Slot, value_name
-from graphprobe.store.api_writer import ApiWriter
-from graphprobe.store.calls import Holder, SlotRole
+from graphprobe.store.api_writer import ApiWriter, Handed, RawSlot, RawValue, Slot, value_name
+from graphprobe.store.calls import ApiSlot, Holder, SlotRole
 from graphprobe.store.dump_queue import Array
 
 _MANY_HELD = 65536
@@ -291,8 +290,8 @@ class Values:
 
     def _payload(self, tensor: torch.Tensor, digest: str) -> tuple[Handed, bool]:
         count, dtype = tensor.numel(), text_of(tensor.dtype)
-        every = self._sample if self._sample is not None and self._sample > 1 and count > 2 * ENDS else None
-        kept = count if every is None or count <= 2 * ENDS else 2 * ENDS + -(-(count - 2 * ENDS) // every)
+        every = self._every(count)
+        kept = count if every is None else 2 * ENDS + -(-(count - 2 * ENDS) // every)
         name = value_name(digest, dtype, kept, sample=every)
         handed = Handed(name)
         if name in self._handed:
@@ -317,11 +316,9 @@ class Values:
             if not self._keep or not tensor.numel():
                 return stats, None, False, ""
             flat = tensor.detach().contiguous().reshape(-1)
-            every = self._sample if self._sample is not None and self._sample > 1 else None
-            if every is not None and flat.numel() > 2 * ENDS:
+            every = self._every(flat.numel())
+            if every is not None:
                 flat = sampled_values(flat, every)
-            else:
-                every = None
             wait = _to_host(flat)
         count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
         handed = Handed(None)
@@ -329,6 +326,10 @@ class Values:
             RawValue(handed, stats, text_of(tensor.dtype), count, lambda: _array(wait()), every, size_bytes)
         )
         return stats, handed, every is not None, ""
+
+    def _every(self, count: int) -> int | None:
+        """Step of the sample of so many elements; None where all are kept."""
+        return self._sample if self._sample is not None and self._sample > 1 and count > 2 * ENDS else None
 
     def _tidy(self) -> None:
         for one, entry in list(self._known.items()):
@@ -341,8 +342,6 @@ class Values:
 
 def sampled_values(flat: torch.Tensor, every: int) -> torch.Tensor:
     """The first 256, every n-th of the middle, the last 256, of a 1-d tensor."""
-    if flat.numel() <= 2 * ENDS:
-        return flat
     return torch.cat((flat[:ENDS], flat[ENDS:-ENDS:every], flat[-ENDS:]))
 
 

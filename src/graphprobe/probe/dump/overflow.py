@@ -28,7 +28,7 @@ from graphprobe.probe.dump.overflow_rules import (
 )
 from graphprobe.probe.dump.running import DumpModel, GraphCall, GraphOp, OpExecution, Values
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op, logger
-from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.dump.tensors import is_tensor, read_back
 from graphprobe.probe.formats.literals import Literals, Unreproducible
 from graphprobe.store.dump_format import RECORD_KEY
 from graphprobe.store.dump_reader import OVERFLOW
@@ -218,13 +218,7 @@ class OverflowObserver(FindingObserver):
         """Read back all flags so far, with one wait for each device, and judge the ops in order."""
         pending, rows = call.pending, call.rows
         call.pending, call.rows, call.held_bytes = [], [], 0
-        on: dict[torch.device, list[int]] = {}
-        for index, row in enumerate(rows):
-            on.setdefault(row.device, []).append(index)
-        numbers: dict[int, list[float]] = {}
-        with quiet():
-            for indices in on.values():
-                numbers |= zip(indices, torch.stack([rows[index] for index in indices]).tolist(), strict=True)
+        numbers = read_back(rows)
         step = self._step(graph_call)
         for item in pending:
             sides: dict[str, list[FloatSummary]] = {"input": [], "output": []}

@@ -205,6 +205,18 @@ def _to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return wait
 
 
+def read_back(rows: Sequence[torch.Tensor]) -> list[list[float]]:
+    """Numbers of equally many each, with one wait for each device."""
+    on: dict[torch.device, list[int]] = {}
+    for index, row in enumerate(rows):
+        on.setdefault(row.device, []).append(index)
+    found: dict[int, list[float]] = {}
+    with quiet():
+        for indices in on.values():
+            found |= zip(indices, torch.stack([rows[index] for index in indices]).tolist(), strict=True)
+    return [found[index] for index in range(len(rows))]
+
+
 def _memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy; the view keeps the tensor alive."""
     size_bytes = tensor.numel() * tensor.element_size()
