@@ -79,7 +79,7 @@ class RawValue(msgspec.Struct, gc=False):
 
 
 class RawSlot(msgspec.Struct, gc=False):
-    """One argument or result of which the writing thread has yet to find something out: as `api_records.ApiSlot`.
+    """One argument or result of which the writing thread has yet to find something out: as `ApiSlot`.
 
     Never changed once it is made, so that one object may stand in several calls.
     """
