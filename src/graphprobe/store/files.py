@@ -82,8 +82,8 @@ def replace_file(path: str | os.PathLike[str], *pieces: bytes | memoryview) -> N
     Raises:
         OSError: as the operating system gives it.
     """
-    folder = os.path.dirname(os.fspath(path))
-    temporary = os.path.join(folder, f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}")
+    folder, slash, _ = os.fspath(path).rpartition("/")
+    temporary = f"{folder}{slash}{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}"
     try:
         write_new_file(temporary, *pieces)
         os.replace(temporary, path)
@@ -101,13 +101,13 @@ def write_new_file(path: str | os.PathLike[str], *pieces: bytes | memoryview) ->
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        pending = deque(memoryview(piece) for piece in pieces if len(piece))
+        pending = deque([piece for piece in pieces if len(piece)])
         while pending:
             written = os.writev(descriptor, list(itertools.islice(pending, _MOST_BUFFERS)))
             while pending and written >= len(pending[0]):
                 written -= len(pending.popleft())
             if written:
-                pending[0] = pending[0][written:]
+                pending[0] = memoryview(pending[0])[written:]
     finally:
         os.close(descriptor)
 
