@@ -211,8 +211,7 @@ READS = re.compile(
 READ_HERE = {
     "store/files.py": 2,
     "store/reader.py": 1,  # of the kernel, whether a process is alive
-    "store/api_records.py": 1,  # behind open_file
-    "store/dump_format.py": 1,
+    "store/dump_format.py": 1,  # behind open_file
     "store/foreign/checked.py": 2,  # behind check_regular
     "report/html/page.py": 1,  # a file of this package
 }

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from graphprobe.report.notebook import text_of as _text_of  # noqa: F401
     from graphprobe.report.notebook import verdict_line as _verdict_of  # noqa: F401
     from graphprobe.store.calls import Call, CallDump, CallSlot
-    from graphprobe.store.graph_calls import GraphCalls
+    from graphprobe.store.dump_reader import GraphCalls
     from graphprobe.store.reader import Run
     from graphprobe.testing.assertion import CompiledDiffers, assert_compiles_like_eager
 

@@ -20,9 +20,17 @@ from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import api_reader, api_writer, files
 from graphprobe.store import manifest as live_manifest
 from graphprobe.store.api_reader import is_api_dump, open_api_dump
-from graphprobe.store.api_records import Handed, RawCall, RawSlot, RawValue, Shard
-from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
+from graphprobe.store.api_writer import (
+    ApiWriter,
+    Handed,
+    Head,
+    RawCall,
+    RawSlot,
+    RawValue,
+    api_manifest_from_run,
+)
 from graphprobe.store.calls import Scalar
+from graphprobe.store.dump_format import Shard
 from store.dump_helpers import killed, run_manifest
 
 
@@ -42,8 +50,8 @@ def hand_in(writer: ApiWriter, array: np.ndarray[Any, Any], *, name: str | None 
 
 
 def call(number: int, slots: list[RawSlot], *, step: int = 0, stack: tuple[str, ...] = ()) -> RawCall:
-    label = f"add.{number}.forward"
-    return RawCall(step, "api", "torch.add", label, "forward", number, "m", "f.py:1", stack, "", slots, (), 500)
+    head = Head(step, "api", "torch.add", f"add.{number}", number, "m", "f.py:1", stack, "")
+    return RawCall(head, "forward", "", slots, (), 500)
 
 
 def slot(array: np.ndarray[Any, Any], handed: Handed | None) -> RawSlot:
@@ -146,18 +154,18 @@ def test_a_budget_ends_the_dump_and_is_kept(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_gaps_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_manifest, "RETRY_SECONDS", 0.0)
     writer = new_writer(tmp_path / "d")
-    real = api_writer.place_pieces
+    real = api_writer.replace_file
 
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     submit(writer, 0, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_writer, "place_pieces", full)
+    monkeypatch.setattr(api_writer, "replace_file", full)
     submit(writer, 1, np.full(5, 1, np.float32))
     submit(writer, 2, np.full(5, 0, np.float32))
     writer.flush()
-    monkeypatch.setattr(api_writer, "place_pieces", real)
+    monkeypatch.setattr(api_writer, "replace_file", real)
     for number in (3, 4):
         submit(writer, number, np.full(5, 1, np.float32))
         writer.flush()

@@ -14,7 +14,7 @@ from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.probe.dump.tensors import dump_value
 from graphprobe.records import TensorMeta
 from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_format import numbers_text, read_op_file
+from graphprobe.store.dump_format import OpFile, numbers_text
 from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_reader import DumpedOp, open_dump
 from graphprobe.store.dump_records import Argument, DumpValue, view_from_buffer
@@ -138,7 +138,7 @@ def test_the_record_tells_everything(tmp_path: Path) -> None:
     assert [one.is_there for one in loaded.values()] == [True, True, False]
     with pytest.raises(ArtifactNotFoundError, match=r"no values of output\.0"):
         loaded["output.0"].array()
-    assert read_op_file(op.path).record == record
+    assert OpFile(op.path).record == record
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
@@ -158,9 +158,9 @@ def test_foreign_files_and_newer_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes((2**62).to_bytes(8, "little") + b"{}")
     for name, said in (("foreign", "not of an op dump"), ("text", "no safetensors"), ("long", "no safetensors file")):
         with pytest.raises(SchemaError, match=said):
-            read_op_file(tmp_path / name)
+            OpFile(tmp_path / name)
     with pytest.raises(ArtifactNotFoundError, match="No such file"):
-        read_op_file(tmp_path / "absent")
+        OpFile(tmp_path / "absent")
     op = dumped(tmp_path, [value("input.0", np.ones(3))])
     data = op.path.read_bytes()
     op.path.write_bytes(data.replace(b'"graphprobe.dump_schema":"1"', b'"graphprobe.dump_schema":"9"'))

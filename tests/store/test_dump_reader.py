@@ -10,9 +10,8 @@ from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaErr
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.calls import CallSlot, WithStatistics
-from graphprobe.store.dump_reader import Dump, open_dump
+from graphprobe.store.dump_reader import GraphCalls, is_graph_dump, open_dump
 from graphprobe.store.dump_records import INDEX, Argument, DumpValue, Place
-from graphprobe.store.graph_calls import is_graph_dump, open_graph_dump
 from store.dump_helpers import OP, new_manifest, new_run, new_writer, value
 
 META = TensorMeta("float32", (1,))
@@ -31,7 +30,7 @@ def record(root: Path, *, rank: int = 0, started_ns: int = 10**18) -> Path:
     return writer.time_dir
 
 
-def seqs(dump: Dump) -> list[int]:
+def seqs(dump: GraphCalls) -> list[int]:
     return [op.record.seq for op in dump.ops()]
 
 
@@ -54,7 +53,7 @@ def test_a_dump_opens_at_every_level(tmp_path: Path) -> None:
         dump = open_dump(path)
         assert seqs(dump) == expected, path
         assert len(list(dump.stats())) == sum(number in (2, 5) for number in expected)
-        assert dump.problems == []
+        assert dump.problems() == ()
         assert [folder.state for folder in dump.folders] == ["finished"]
     op = next(open_dump(first).ops())
     (alone,) = open_dump(op.path).ops()
@@ -83,7 +82,7 @@ def test_a_folder_out_of_its_tree_is_read_by_its_files(tmp_path: Path) -> None:
     assert [folder.state for folder in copy.folders] == [None]
     file.write_bytes(file.read_bytes()[:-1])
     assert len(seqs(copy)) == 1
-    assert "cut off" in copy.problems[0]
+    assert "cut off" in copy.problems()[0]
     shutil.copytree(time_dir / "0" / "a" / "0" / "1", tmp_path / "rows")
     assert len(list(open_dump(tmp_path / "rows").stats())) == 1
 
@@ -130,8 +129,8 @@ def test_lines_of_the_index_that_cannot_be_read(tmp_path: Path) -> None:
     assert seqs(dump) == [0, 2, 3, 4]
     assert seqs(dump) == [0, 2, 3, 4]
     expected = ["line 2 is no record", "line 4 names", "line 5 names", "line 6 names", "line 10 is cut off"]
-    assert len(dump.problems) == len(expected)
-    assert all(text in problem for text, problem in zip(expected, dump.problems, strict=True))
+    assert len(dump.problems()) == len(expected)
+    assert all(text in problem for text, problem in zip(expected, dump.problems(), strict=True))
 
 
 def test_a_dump_whose_index_is_gone_is_read_by_its_files(tmp_path: Path) -> None:
@@ -149,7 +148,7 @@ def test_values(tmp_path: Path) -> None:
         writer.submit(OP, place, arrays, arguments=[Argument("input.1", "float", "1.5")], notes=["cut"])
     writer.close()
     assert is_graph_dump(tmp_path / "d") and not is_graph_dump(tmp_path / "other")
-    dump = open_graph_dump(tmp_path / "d")
+    dump = open_dump(tmp_path / "d")
     assert (dump.format, dump.ranks(), dump.steps(1)) == ("graphprobe-graph", (1,), (4, 7))
     first, second = dump.calls(1, 4)
     assert (first.kind, first.api, first.index, second.index) == ("kernel", "aten.add.Tensor", 0, 1)
@@ -179,7 +178,7 @@ def test_statistics(tmp_path: Path) -> None:
         row = DumpValue("output.0", "output", TensorMeta("float32", (3,)), stats=stats)
         writer.submit(OP, Place(model_name="m", model_id=0, data_index=0), [row])
     writer.close()
-    dump = open_graph_dump(tmp_path / "d")
+    dump = open_dump(tmp_path / "d")
     calls = list(dump.calls(0, 0))
     for number, one in enumerate(calls):
         (slot,) = one.slots
@@ -190,7 +189,7 @@ def test_statistics(tmp_path: Path) -> None:
         with pytest.raises(ArtifactNotFoundError, match="no values"):
             dump.values(one, slot)
     with pytest.raises(RunNotFoundError):
-        open_graph_dump(tmp_path / "other")
+        open_dump(tmp_path / "other")
 
 
 def test_values_without_statistics_get_them() -> None:

@@ -1,25 +1,19 @@
-"""Names of folders, files, slots and arguments of a dump."""
+"""Names of folders and files of a dump."""
 
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graphprobe.store.dump_records import (
-    MAX_TEXT,
-    Argument,
     Place,
-    argument_from_value,
     claim_time_folder,
     data_folder,
     folder_name_from_model,
     op_file,
     rank_folder,
-    slots_from_inputs,
-    slots_from_outputs,
 )
 
 STARTED = datetime(2024, 1, 31, 23, 59, 59)
@@ -76,36 +70,3 @@ def test_a_folder_is_claimed_once(tmp_path: Path) -> None:
 def test_a_dump_path_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         claim_time_folder(tmp_path / "absent", world_size=1, rank=0, started=STARTED)
-
-
-def is_tensor(value: object) -> bool:
-    return isinstance(value, np.ndarray)
-
-
-def test_slots_of_inputs_and_outputs() -> None:
-    a, b, c = np.ones(1), np.ones(2), np.ones(3)
-    args = (a, 2.0, [None, b, [c]], [1, 2], [], None, {"x": a, "y": 1})
-    found = list(slots_from_inputs(args, {"bias": b, "dim": 1}, is_tensor=is_tensor))
-    names = "input.0 input.1 input.2.0 input.2.1 input.2.2.0 input.3 input.4 input.5 input.6.x input.6.y"
-    assert [name for name, _ in found] == [*names.split(), "kwarg.bias", "kwarg.dim"]
-    by_name = dict(found)
-    assert by_name["input.2.1"] is b and by_name["input.2.2.0"] is c and by_name["input.2.0"] is None
-    assert by_name["input.3"] == [1, 2]
-    assert [name for name, _ in slots_from_outputs(a, is_tensor=is_tensor)] == ["output.0"]
-    found = list(slots_from_outputs((a, None, [b]), is_tensor=is_tensor))
-    assert [name for name, _ in found] == ["output.0", "output.1", "output.2.0"]
-
-
-def test_arguments() -> None:
-    assert argument_from_value("input.1", None) == Argument("input.1", "NoneType", "None")
-    assert argument_from_value("input.1", 0.1) == Argument("input.1", "float", "0.1")
-    assert argument_from_value("input.1", float("nan")) == Argument("input.1", "float", "nan")
-    long = argument_from_value("input.1", "x" * 10_000).text
-    assert long.endswith("… (10002 characters)")
-    assert len(long) < MAX_TEXT + 30
-
-    class Broken:
-        def __repr__(self) -> str:
-            raise RuntimeError
-
-    assert argument_from_value("input.1", Broken()).text == "<no repr: RuntimeError>"

@@ -29,7 +29,7 @@ SLOT = Slot("output.0", "output", META)
 
 def row_of(record: DumpRecord, slot: Slot, stats: TensorStats) -> bytes:
     columns = columns_of(STAT_FIELDS)
-    return OpForm(record.op, [slot]).rows(record.seq, record.time_us, record.stream_id, (stats,), columns)
+    return OpForm(record.op, [slot]).encode(record.seq, record.time_us, record.stream_id, b"", (stats,), columns)[1]
 
 
 def rows_of(path: Path) -> tuple[list[StatsRow], list[str]]:

@@ -151,8 +151,8 @@ def _opened(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
     if len(texts) == 1:
         return _open_file(texts[0], data_dir)
     found = dumps_of_runs(place)
-    if not found and _reader("graphprobe.store.graph_calls", "is_graph_dump")(place):
-        return _made("graphprobe.store.graph_calls", "open_graph_dump", place)
+    if not found and _reader("graphprobe.store.dump_reader", "is_graph_dump")(place):
+        return _made("graphprobe.store.dump_reader", "open_dump", place)
     if len(found) == 1:
         return open_dump(found[0])
     if found:
@@ -171,7 +171,7 @@ def dumps_of_runs(place: Path) -> list[Path]:
     except GraphprobeError:
         return []
     api = _reader("graphprobe.store.api_reader", "is_api_dump")
-    graph = _reader("graphprobe.store.graph_calls", "is_graph_dump")
+    graph = _reader("graphprobe.store.dump_reader", "is_graph_dump")
     folders = [folder for one in runs if one.has_events for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
     return [folder for folder in folders if api(folder) or graph(folder)]
 
@@ -180,7 +180,7 @@ def _open_file(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump
     if place.name == MERGED:
         return _merged(place)
     if place.name == STATS or _reader("graphprobe.store.dump_reader", "is_op_file")(place):
-        return _made("graphprobe.store.graph_calls", "open_graph_dump", place)
+        return _made("graphprobe.store.dump_reader", "open_dump", place)
     if _begins_with(place, b"["):
         folder = None if data_dir is None else Path(data_dir)
         dump: CallDump = _reader("graphprobe.store.foreign.ptdbg", "PtdbgDump")(place, data_dir=folder)

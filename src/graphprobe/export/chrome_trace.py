@@ -20,7 +20,7 @@ from graphprobe.analysis.timing import Profile, Span
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Event
 from graphprobe.store import layout
-from graphprobe.store.dump_reader import Dump
+from graphprobe.store.dump_reader import GraphCalls
 from graphprobe.store.files import replace_file
 from graphprobe.store.reader import Model, Run
 from graphprobe.store.schema import UNREADABLE
@@ -71,7 +71,7 @@ def export_run(run: Run, file: Path, left_out: list[str]) -> int:
     return _write(file, list(_RunTrace(run, left_out).events()), {"format": FORMAT, "run": run.run_dir.name})
 
 
-def export_dump(dump: Dump, file: Path) -> int:
+def export_dump(dump: GraphCalls, file: Path) -> int:
     """Write the ops of a graph dump, an instant each: when it was handed in is known, how long it took is not."""
     ops = [(folder, op.record) for folder in dump.folders for op in folder.ops()]
     origin_us = min((record.time_us for _, record in ops), default=0)

@@ -160,11 +160,12 @@ def _chrome_trace(request: Request) -> Exported:
         count = chrome_trace.export_profile(read_profile(request.path), request.out)
         return Exported([request.out], count, "spans")
     if request.kind == "graph-dump":
-        from graphprobe.store.dump_reader import open_dump as open_graph_dump
+        from graphprobe.store.dump_reader import open_dump as open_graphs
 
-        dump = open_graph_dump(request.path)
+        dump = open_graphs(request.path)
         count = chrome_trace.export_dump(dump, request.out)
-        return Exported([request.out], count, "events", list(dump.problems))
+        unread = [problem for folder in dump.folders for problem in folder.problems]
+        return Exported([request.out], count, "events", unread)
     run = Run.open(request.path)
     count = chrome_trace.export_run(run, request.out, left_out)
     return Exported([request.out], count, "events", [*left_out, *run.problems])

@@ -15,9 +15,8 @@ from graphprobe.compare.result_file import ROWS, SUMMARY
 from graphprobe.errors import RunNotFoundError, UsageError
 from graphprobe.store import layout
 from graphprobe.store.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
-from graphprobe.store.dump_reader import is_op_file
+from graphprobe.store.dump_reader import is_graph_dump, is_op_file
 from graphprobe.store.files import open_file, read_file
-from graphprobe.store.graph_calls import is_graph_dump
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
 

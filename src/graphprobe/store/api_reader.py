@@ -1,21 +1,21 @@
-"""Read an API dump as a stream of calls: memory does not grow with the dump, values are mapped."""
+"""Reads a dump as a stream of calls: memory does not grow with the dump, values are mapped. API dumps in full."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
-from graphprobe.records import TensorStats
+from graphprobe.records import Manifest, TensorStats
 from graphprobe.store import layout
-from graphprobe.store.api_records import (
+from graphprobe.store.calls import (
     API_SCHEMA,
     CALLS,
     RANK_PREFIX,
@@ -24,22 +24,66 @@ from graphprobe.store.api_records import (
     ApiManifest,
     ApiRecord,
     ApiSlot,
-    Shard,
+    Call,
+    CallDump,
+    CallSlot,
     StackLine,
+    shape_problem,
     step_folder,
 )
-from graphprobe.store.calls import Call, CallDump, CallSlot, shape_problem
-from graphprobe.store.files import lines_in, open_file
+from graphprobe.store.dump_format import Shard
 from graphprobe.store.reader import manifest_of_dump, told_of_dumps
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import lines_of
 
 DIGEST_KIND = "graphprobe"
 STAT_NAMES = TensorStats.__struct_fields__
 
 _OPEN_SHARDS = 64
-_BUFFER_BYTES = 1 << 20
-_LINES_TOGETHER = 128
-_DECODER = msgspec.json.Decoder(ApiRecord)
+_CALL, _STACK = msgspec.json.Decoder(ApiRecord), msgspec.json.Decoder(StackLine)
+
+T = TypeVar("T")
+
+
+class OwnDump:
+    """What is the same in graphprobe's dumps of calls and of compiled graphs: values lie in safetensors files."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._shards: dict[Path, Shard] = {}
+        # Threads judge. The hash of a path is computed in Python, in the middle of what a dict does with it.
+        self._opening = threading.Lock()
+        self._problems: dict[str, None] = {}
+
+    def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
+        if not slot.value or slot.meta is None:
+            why = slot.missing or "the dump has no values of it"
+            raise ArtifactNotFoundError(f"{self.title}: no values of {slot.name} of {call.label}: {why}")
+        path, name = self._place(call, slot)
+        with self._opening:  # the last ones asked for stay open
+            try:
+                found = self._shards.pop(path, None) or Shard(path)
+            except SchemaError as error:
+                raise ArtifactNotFoundError(str(error)) from error
+            self._shards[path] = found
+            if len(self._shards) > _OPEN_SHARDS:
+                del self._shards[next(iter(self._shards))]
+        return found.read(name, slot.meta.dtype, None if slot.sampled else slot.meta.shape)
+
+    def _place(self, call: Call, slot: CallSlot) -> tuple[Path, str]:
+        """The file of a slot's values, and their name in it."""
+        raise NotImplementedError
+
+    def _one(self, ranks: dict[int, T], rank: int) -> T:
+        if rank not in ranks:
+            raise ArtifactNotFoundError(f"{self.title} has no rank {rank}; it has {sorted(ranks)}")
+        return ranks[rank]
+
+
+def facts_of(manifest: Manifest, ranks: int, own: dict[str, Any], **more: Any) -> dict[str, str]:
+    """What a dump says about its run; `own` and `more` are of one kind of dump alone."""
+    facts = {"torch": manifest.torch, "device": ", ".join(manifest.devices), **own, "graphprobe": manifest.graphprobe}
+    facts |= {"host": manifest.host, "ranks": ranks, **more, "state": manifest.state}
+    return {name: str(value) for name, value in facts.items() if value}
 
 
 class ApiRank:
@@ -64,74 +108,45 @@ class ApiRank:
         if number is None:
             return ()
         if self._stacks is None:
-            self._stacks = {}
-            path = self.folder / STACKS
-            for line in _lines(path, problems):
-                try:
-                    entry = msgspec.json.decode(line, type=StackLine)
-                except UNREADABLE:
-                    problems[f"{path} has a line that cannot be read"] = None
-                else:
-                    self._stacks[entry.stack] = entry.frames
+            lines = lines_of(self.folder / STACKS, _STACK, tell=problems.setdefault)
+            self._stacks = {line.stack: line.frames for _, _, line in lines}
         return self._stacks.get(number, ())
 
 
-class ApiDump:
+class ApiDump(OwnDump):
     """An API dump of one or more ranks, see `store.calls.CallDump`."""
 
     format = "graphprobe-api"
 
     def __init__(self, title: str, ranks: dict[int, ApiRank], *, only_step: int | None = None) -> None:
-        self.title = title
+        super().__init__(title)
         self.by_rank = ranks
-        self.facts = _facts(ranks)
+        first = ranks[min(ranks)].manifest
+        own = {"task": first.plan.get("data"), "level": first.plan.get("level")}
+        self.facts = facts_of(first, len(ranks), own, world_size=first.world_size)
         self._only_step = only_step
-        self._shards: dict[Path, Shard] = {}
-        # Threads judge. The hash of a path is computed in Python, in the middle of what a dict does with it.
-        self._opening = threading.Lock()
-        self._problems: dict[str, None] = {}
         self._named: set[Path] = set()
 
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.by_rank))
 
     def steps(self, rank: int) -> tuple[int, ...]:
-        steps = self._rank(rank).steps()
+        steps = self._one(self.by_rank, rank).steps()
         return steps if self._only_step is None else tuple(step for step in steps if step == self._only_step)
 
     def calls(self, rank: int, step: int) -> Iterator[Call]:
-        one = self._rank(rank)
+        one = self._one(self.by_rank, rank)
         path = one.folder / step_folder(step) / CALLS
-        lines = enumerate(_lines(path, self._problems), start=1)
-        # Some lines at a time: decoding many goes faster than decoding one between other things.
-        while block := list(itertools.islice(lines, _LINES_TOGETHER)):
-            yield from [self._call(record, rank, step, one) for record in self._records(path, block)]
+        return (self._call(r, rank, step, one) for _, _, r in lines_of(path, _CALL, tell=self._problems.setdefault))
 
-    def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
+    def _place(self, call: Call, slot: CallSlot) -> tuple[Path, str]:
         shard, _, name = slot.value.partition(":")
-        if not name or slot.meta is None:
-            why = slot.missing or "the dump has no values of it"
-            raise ArtifactNotFoundError(f"{self.title}: no values of {slot.name} of {call.label}: {why}")
         if os.path.isabs(shard) or ".." in Path(shard).parts:
             raise ArtifactNotFoundError(f"{self.title}: {slot.name} of {call.label} lies outside the dump: {shard}")
-        path = self._rank(call.rank).folder / shard
-        return self._shard(path).read(name, slot.meta.dtype, None if slot.sampled else slot.meta.shape)
-
-    def _shard(self, path: Path) -> Shard:
-        """The shard at a path, of which the last ones asked for stay open."""
-        with self._opening:
-            try:
-                found = self._shards.pop(path, None) or Shard(path)
-            except SchemaError as error:
-                raise ArtifactNotFoundError(str(error)) from error
-            self._shards[path] = found
-            if len(self._shards) > _OPEN_SHARDS:
-                del self._shards[next(iter(self._shards))]
-        return found
+        return self._one(self.by_rank, call.rank).folder / shard, name
 
     def problems(self) -> tuple[str, ...]:
-        ranks = self.by_rank.values()
-        said = told_of_dumps([(one.folder, one.manifest, one.manifest.stopped) for one in ranks])
+        said = told_of_dumps((one.folder, one.manifest) for one in self.by_rank.values())
         for path in sorted(self._named):
             try:
                 if not Shard(path).is_whole:
@@ -139,22 +154,6 @@ class ApiDump:
             except (SchemaError, ArtifactNotFoundError, OSError) as error:
                 said[str(error)] = None
         return tuple({**said, **self._problems})
-
-    def _rank(self, rank: int) -> ApiRank:
-        found = self.by_rank.get(rank)
-        if found is None:
-            raise ArtifactNotFoundError(f"{self.title} has no rank {rank}; it has {list(self.ranks())}")
-        return found
-
-    def _records(self, path: Path, lines: list[tuple[int, bytes]]) -> list[ApiRecord]:
-        found = []
-        for number, line in lines:
-            try:
-                found.append(_DECODER.decode(line))
-            except UNREADABLE as error:
-                why = f"is no record: {error}" if line.endswith(b"\n") else "is cut off, as by a killed process"
-                self._problems[f"{path} line {number} {why}"] = None
-        return found
 
     def _call(self, record: ApiRecord, rank: int, step: int, one: ApiRank) -> Call:
         for slot in record.slots:
@@ -250,29 +249,3 @@ def _slot(slot: ApiSlot) -> CallSlot:
         requires_grad=None if slot.meta is None else slot.requires_grad,
         held=slot.held if slot.meta is not None and slot.role == "input" else None,
     )
-
-
-def _lines(path: Path, problems: dict[str, None]) -> Iterator[bytes]:
-    try:
-        with open_file(path, buffer_bytes=_BUFFER_BYTES) as file:
-            for line in lines_in(file):
-                if line.strip():
-                    yield line
-    except OSError as error:
-        problems[f"{path} cannot be read: {error.strerror}"] = None
-
-
-def _facts(ranks: dict[int, ApiRank]) -> dict[str, str]:
-    first = ranks[min(ranks)].manifest
-    facts = {
-        "torch": first.torch or "",
-        "device": ", ".join(first.devices),
-        "task": str(first.plan.get("data", "")),
-        "level": str(first.plan.get("level", "")),
-        "graphprobe": first.graphprobe,
-        "host": first.host,
-        "ranks": str(len(ranks)),
-        "world_size": str(first.world_size or ""),
-        "state": first.state,
-    }
-    return {name: value for name, value in facts.items() if value}

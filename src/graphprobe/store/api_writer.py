@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import UsageError
-from graphprobe.records import Manifest
-from graphprobe.store.api_records import (
+from graphprobe.records import Manifest, TensorMeta, TensorStats
+from graphprobe.store.calls import (
     API_SCHEMA,
     CALLS,
     STACKS,
@@ -21,18 +21,21 @@ from graphprobe.store.api_records import (
     ApiManifest,
     ApiRecord,
     ApiSlot,
-    RawCall,
-    RawSlot,
-    RawValue,
+    CallDirection,
+    CallKind,
+    CompiledRegion,
+    Holder,
+    Scalar,
+    SlotRole,
     StackLine,
     rank_folder,
     shard_file,
     step_folder,
-    value_name,
 )
-from graphprobe.store.dump_format import encode_tensors, place_pieces
-from graphprobe.store.dump_queue import INTERVAL_S, Array, QueuedWriter, check_bounds
-from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
+from graphprobe.store.dump_format import encode_tensors
+from graphprobe.store.dump_queue import INTERVAL_S, Array, BudgetReachedError, QueuedWriter, check_bounds
+from graphprobe.store.files import folder_below, replace_file
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, making
 from graphprobe.store.schema import json_from_value
 
 SHARD_BYTES = 32 * 1024 * 1024
@@ -40,6 +43,103 @@ SHARD_BYTES = 32 * 1024 * 1024
 _OPEN_STEPS = 4
 _MOST_RECORDS = 4096
 QUEUE_BYTES = 256 * 1024 * 1024
+
+
+class Handed:
+    """Values that were handed in, as the slots that have them know them.
+
+    `name` is equal for equal bits, dtype and count. Where the digest comes from a device, the writing thread sets it.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+
+class RawValue(msgspec.Struct, gc=False):
+    """Values of one tensor, 1-d and row-major; handed in before every call that has them.
+
+    Attributes:
+        handed: what the slots hold.
+        stats: needed where the name is not known yet.
+        dtype, items: of the values, and how many.
+        data: their bytes, which nobody changes any more, or a function that waits for them.
+        sample: step of the sample; None: all values.
+        size_bytes: what they take while they wait.
+    """
+
+    handed: Handed
+    stats: Callable[[], TensorStats] | None
+    dtype: str
+    items: int
+    data: Array | Callable[[], Array]
+    sample: int | None
+    size_bytes: int
+
+
+class RawSlot(msgspec.Struct, gc=False):
+    """One argument or result of which the writing thread has yet to find something out: as `ApiSlot`.
+
+    Never changed once it is made, so that one object may stand in several calls.
+    """
+
+    name: str
+    role: SlotRole
+    meta: TensorMeta | None = None
+    stats: TensorStats | Callable[[], TensorStats] | None = None
+    scalar: Scalar | None = None
+    payload: Handed | None = None
+    sampled: bool = False
+    missing: str = ""
+    requires_grad: bool = False
+    held: Holder = ""
+
+
+Slot = ApiSlot | RawSlot
+
+
+class Head(msgspec.Struct, gc=False):
+    """What a backward has in common with its forward: as in `ApiRecord`, but `number` is its `index`.
+
+    `label` lacks the direction, and `thread` is the forward's.
+    """
+
+    step: int
+    kind: CallKind
+    api: str
+    label: str
+    number: int
+    module: str
+    source: str
+    stack: tuple[str, ...]
+    thread: str
+
+
+class RawCall(msgspec.Struct, gc=False):
+    """One call. Its position is given where it is written, so that it is the order of the file.
+
+    `size_bytes` is what it takes while it waits. A struct is made in a third of the time of a named tuple, and the
+    garbage collector need not look at it.
+    """
+
+    head: Head
+    direction: CallDirection
+    thread: str
+    slots: Sequence[Slot]
+    notes: tuple[str, ...]
+    size_bytes: int
+    compiled: CompiledRegion | None = None
+
+    @property
+    def label(self) -> str:
+        """Of the record."""
+        return f"{self.head.label}.{self.direction}"
+
+
+def value_name(digest: str, dtype: str, count: int, *, sample: int | None = None) -> str:
+    """Equal for values of equal bits; `sample` is the step of a sample, None for all values."""
+    return f"{digest}.{dtype}.{count}" if sample is None else f"{digest}.{dtype}.{count}.every{sample}"
 
 
 class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
@@ -86,26 +186,19 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             UsageError: an argument is wrong, or the folder cannot be made; nothing of it is left behind.
         """
         check_bounds(1, max_bytes=max_bytes, queue_bytes=queue_bytes)
-        made = False
-        try:
+        with making("dump", path, hint="name a folder that can be made and written to") as made:
             path = path.absolute()  # the program may go elsewhere
             folder = path / rank_folder(manifest.rank)
-            path.mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
-            made = True
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                folder.mkdir()
+            except FileExistsError as error:
+                raise UsageError(
+                    f"{error.filename or folder} exists already: a dump never writes into another",
+                    hint="name a folder that does not exist yet, or remove that one",
+                ) from error
+            made.append(folder)
             return cls(folder, manifest, max_bytes, queue_bytes=queue_bytes)
-        except FileExistsError as error:
-            raise UsageError(
-                f"{error.filename or folder} exists already: a dump never writes into another",
-                hint="name a folder that does not exist yet, or remove that one",
-            ) from error
-        except OSError as error:
-            if made:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise UsageError(
-                f"no dump can be written under {path}: {error.strerror} ({error.filename or path})",
-                hint="name a folder that can be made and written to",
-            ) from error
 
     def stop(self, reason: str) -> None:
         """Dumping ends before the program does: the manifest tells readers that nothing is known of what comes."""
@@ -132,7 +225,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
         if not self._records:
             self._flush_at_s = now_s + INTERVAL_S  # the queue may never be empty
         try:
-            self._records.append((call.step, self._record(call)))
+            self._records.append((call.head.step, self._record(call)))
         except Exception as error:
             self.count(f"{type(error).__name__}: {error}", call.label)
         if now_s >= self._flush_at_s or self._shard_bytes >= SHARD_BYTES or len(self._records) >= _MOST_RECORDS:
@@ -170,6 +263,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             self._flush_lines(records)
         except Exception as error:
             self._count_error(error, records[0][1].label if records else "", times=len(records))
+        self._own.value_references = self._references
         self.save(unless_newer_than_s=SAVE_SECONDS)
 
     def _close_files(self) -> None:
@@ -179,19 +273,20 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             self._stack_file.close()
 
     def _record(self, call: RawCall) -> ApiRecord:
+        head = call.head
         slots = tuple([slot if isinstance(slot, ApiSlot) else self._slot(slot, call) for slot in call.slots])
-        position = self._positions.get(call.step, 0)
-        self._positions[call.step] = position + 1
+        position = self._positions.get(head.step, 0)
+        self._positions[head.step] = position + 1
         return ApiRecord(
             position=position,
-            kind=call.kind,
-            api=call.api,
+            kind=head.kind,
+            api=head.api,
             label=call.label,
             direction=call.direction,
-            index=call.number,
-            module=call.module,
-            source=call.source,
-            stack=self._stack(call.stack) if call.stack else None,
+            index=head.number,
+            module=head.module,
+            source=head.source,
+            stack=self._stack(head.stack) if head.stack else None,
             thread=call.thread,
             slots=slots,
             notes=call.notes,
@@ -215,18 +310,8 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
                 missing = missing or "the values could not be written"
         if missing and not raw.missing:
             self.count(missing, f"{raw.name} of {call.label}", noun="value")
-        return ApiSlot(
-            name=raw.name,
-            role=raw.role,
-            meta=raw.meta,
-            stats=stats,
-            scalar=raw.scalar,
-            value=value,
-            sampled=raw.sampled and bool(value),
-            missing=missing,
-            requires_grad=raw.requires_grad,
-            held=raw.held,
-        )
+        kept, sampled = (raw.name, raw.role, raw.meta, stats, raw.scalar), raw.sampled and bool(value)
+        return ApiSlot(*kept, value, sampled, missing, raw.requires_grad, raw.held)
 
     def _stack(self, frames: tuple[str, ...]) -> int:
         number = self._stacks.get(frames)
@@ -246,15 +331,11 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             pieces = encode_tensors(values)
             size_bytes = sum(piece.nbytes for piece in pieces)
             self._take(size_bytes)
-            try:
-                self._folder_below(VALUES)
-                place_pieces(f"{self.folder}/{shard_file(number)}", pieces)
-            except BaseException:
-                self._budget.give_back(size_bytes)
-                raise
+            with self._paid(size_bytes):
+                folder_below(self.folder, VALUES)
+                replace_file(f"{self.folder}/{shard_file(number)}", *pieces)
             del pieces
             self._own.values += len(values)
-            self._own.value_references = self._references
             self._own.collected_files += 1
             self._own.collected_bytes += size_bytes
         except Exception as error:
@@ -286,33 +367,24 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             else:
                 by_step.setdefault(step, []).append(line + b"\n")
         for step, lines in by_step.items():
-            for data, count in self._affordable(lines):
-                self._append(step, data, count)
-
-    def _affordable(self, lines: list[bytes]) -> list[tuple[bytes, int]]:
-        """The lines as one piece; one by one where the budget does not hold them all."""
-        whole = b"".join(lines)
-        limit = self._budget.max_bytes
-        if limit is None or self._budget.used_bytes + self._budget.overhead_bytes + len(whole) <= limit:
-            return [(whole, len(lines))]
-        return [(line, 1) for line in lines]
+            try:
+                self._append(step, b"".join(lines), len(lines))
+            except BudgetReachedError:  # it may hold some of them
+                for line in lines:
+                    self._append(step, line, 1)
 
     def _append(self, step: int, data: bytes, count: int) -> None:
         file = self._files.pop(step, None)
         if file is None:
             if len(self._files) >= _OPEN_STEPS:
                 self._files.pop(next(iter(self._files))).close()
-            self._folder_below(step_folder(step))
-            file = AppendFile(self.folder / step_folder(step) / CALLS)
+            file = AppendFile(folder_below(self.folder, step_folder(step)) / CALLS)
             if step not in self._own.steps:
                 self._own.steps = sorted([*self._own.steps, step])
         self._files[step] = file
-        self._take(len(data))
-        try:
+        self._take(len(data), ends=count == 1)
+        with self._paid(len(data)):
             file.append(data)
-        except BaseException:
-            self._budget.give_back(len(data))
-            raise
         self._own.calls += count
         self._own.collected_bytes += len(data)
 

@@ -1,7 +1,4 @@
-"""What a comparison needs of a dump, whoever wrote it: calls in program order, their slots, values on request.
-
-Readers of each format (graphprobe's own, and those of other tools) give these; nothing here reads a file.
-"""
+"""Calls in program order with their slots, as readers of every format return them, and as an API dump has them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,8 @@ import numpy.typing as npt
 
 from graphprobe.errors import GraphprobeError
 from graphprobe.numerics.stats import stats_from_memory
-from graphprobe.records import TensorMeta, TensorStats, keep_on_one_line
+from graphprobe.records import Number, TensorMeta, TensorStats, keep_on_one_line
+from graphprobe.store.manifest import DumpedManifest
 
 CallKind = Literal["api", "module", "optimizer", "node", "kernel", "value"]
 """`value` is a line of a format that tells no kind."""
@@ -27,6 +25,19 @@ SlotRole = Literal["input", "output", "parameter", "buffer", "grad_input", "grad
 
 Holder = Literal["", "parameter", "buffer", "leaf"]
 """What keeps a tensor between calls: a module as a parameter or buffer, or the program as a leaf with a gradient."""
+
+DumpData = Literal["stats", "tensor"]
+DumpLevel = Literal["api", "module", "mix"]
+DumpMode = Literal["all", "list", "range", "stack"]
+
+API_SCHEMA = 1
+"""Version of the files of an API dump; `docs/formats/api_dump.md` describes it."""
+
+CALLS = "calls.jsonl"
+STACKS = "stacks.jsonl"
+VALUES = "values"
+RANK_PREFIX = "rank"
+STEP_PREFIX = "step"
 
 COMPILED = "compiled: what runs inside is one record; a graph dump shows it"
 """Note of a call of compiled code."""
@@ -163,6 +174,91 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
     def __post_init__(self) -> None:
         if "\n" in self.api or "\n" in self.label or "\n" in self.module or "\n" in self.source:
             keep_on_one_line(self, "api", "label", "module", "source")
+
+
+class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One argument or result of a call, as `CallSlot` has it.
+
+    Attributes:
+        name, role, meta, stats, scalar, sampled, missing: as in `CallSlot`.
+        value: `<shard>:<name in it>`; empty when no values are kept.
+        requires_grad: of the tensor, for readers that want to run the call again.
+        held: of an input: `parameter`, `buffer`, or `leaf` (it requires a gradient, and no operation gave it).
+    """
+
+    name: str
+    role: SlotRole
+    meta: TensorMeta | None = None
+    stats: TensorStats | None = None
+    scalar: Scalar | None = None
+    value: str = ""
+    sampled: bool = False
+    missing: str = ""
+    requires_grad: bool = False
+    held: Holder = ""
+
+
+class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """One call: a line of `calls.jsonl`. The step and the rank are those of the folder.
+
+    Attributes:
+        position, kind, api, label, direction, index, module, source, slots, notes, compiled: as in `Call`.
+        stack: number of a line in `stacks.jsonl`; None without one.
+        thread: name of the thread, empty for the one that began the dump.
+    """
+
+    position: Number
+    kind: CallKind
+    api: str
+    label: str
+    direction: CallDirection = "forward"
+    index: Number = -1
+    module: str = ""
+    source: str = ""
+    stack: int | None = None
+    thread: str = ""
+    slots: tuple[ApiSlot, ...] = ()
+    notes: tuple[str, ...] = ()
+    compiled: CompiledRegion | None = None
+
+
+class StackLine(msgspec.Struct, frozen=True):
+    """A line of `stacks.jsonl`: frames as `file.py:12 in forward: x = self.fc(x)`, outermost last."""
+
+    stack: int
+    frames: tuple[str, ...]
+
+
+class ApiManifest(DumpedManifest, kw_only=True):
+    """`manifest.json` of an API dump.
+
+    Attributes:
+        api_dump_schema: version of the files; its presence says that this is an API dump.
+        calls: records written; `collected_files` and `collected_bytes` count files and bytes.
+        values: values written, each once; `value_references` counts the slots that point to one.
+        steps: steps that have records.
+    """
+
+    api_dump_schema: int
+    calls: int = 0
+    values: int = 0
+    value_references: int = 0
+    steps: list[int] = msgspec.field(default_factory=list)
+
+
+def step_folder(step: int) -> str:
+    """`step3`, below the folder of the rank."""
+    return f"{STEP_PREFIX}{step}"
+
+
+def rank_folder(rank: int) -> str:
+    """`rank0`, below the folder of the dump."""
+    return f"{RANK_PREFIX}{rank}"
+
+
+def shard_file(number: int) -> str:
+    """`values/000003.safetensors`, below the folder of the rank."""
+    return f"{VALUES}/{number:06d}.safetensors"
 
 
 class CallDump(Protocol):

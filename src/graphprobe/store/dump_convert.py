@@ -15,8 +15,9 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.store import layout
-from graphprobe.store.dump_format import COLUMNS, StatsRow, read_op_file, read_stats
-from graphprobe.store.dump_reader import Array, LoadedValue, open_dump
+from graphprobe.store.dump_dtypes import Array
+from graphprobe.store.dump_format import COLUMNS, OpFile, StatsRow, read_stats
+from graphprobe.store.dump_reader import LoadedValue, open_dump
 from graphprobe.store.dump_records import STAT_FIELDS, STATS
 from graphprobe.store.files import check_replaced
 from graphprobe.store.foreign.checked import mapped_npy
@@ -190,7 +191,7 @@ def _sources(path: Path, to: Format, gaps: list[Gap]) -> Iterator[Path]:
             yield op.path
     for folder in dump.folders:
         yield from folder.stats_files()
-    gaps.extend(Gap(str(path), "", problem) for problem in dump.problems)
+        gaps.extend(Gap(str(path), "", problem) for problem in folder.problems)
 
 
 def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
@@ -199,7 +200,7 @@ def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
     if source.suffix == ".npy" or source.name == STATS:
         result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
         return
-    for slot in read_op_file(source).record.slots:
+    for slot in OpFile(source).record.slots:
         if slot.stored is None:
             result.gaps.append(Gap(str(source), slot.name, slot.missing or "its values were not kept", expected=True))
             continue
@@ -231,7 +232,7 @@ def _load(target: Target) -> tuple[Array, str, str]:
         problems: list[str] = []
         return array_from_rows(list(read_stats(target.source, problems))), "statistics", "; ".join(problems)
     if target.slot:
-        file = read_op_file(target.source)
+        file = OpFile(target.source)
         slot = next(slot for slot in file.record.slots if slot.name == target.slot)
         array, note = LoadedValue(file, slot).array_and_conversion()
         return array, slot.meta.dtype, note

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import csv
 import io
-import itertools
 import os
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +15,7 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store import layout
-from graphprobe.store.dump_dtypes import size_from_meta, stored_from_meta
+from graphprobe.store.dump_dtypes import Array, bits_from_bytes, size_from_meta, stored_from_meta
 from graphprobe.store.dump_records import (
     DUMP_SCHEMA,
     STAT_FIELDS,
@@ -40,9 +36,6 @@ SCHEMA_KEY = "graphprobe.dump_schema"
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000
 """The bound that the safetensors library has."""
-_MAX_BUFFERS = 512
-"""Buffers per system call; Linux takes 1024."""
-_numbers = itertools.count()
 
 COLUMNS: tuple[str, ...] = (
     "Op Type",
@@ -70,21 +63,6 @@ Columns = tuple[str | None, ...]
 
 _VALUE_OVERHEAD_BYTES = 512
 """What a value without data, or one of unknown size, is taken for in a queue."""
-
-
-class ByteSpan(msgspec.Struct, frozen=True):
-    """Where the values of a slot lie in the file, in bytes from its start."""
-
-    begin: int
-    end: int
-
-
-class OpFile(msgspec.Struct, frozen=True):
-    """The header of an op's file. `spans` has the slots whose values are there."""
-
-    path: Path
-    record: DumpRecord
-    spans: dict[str, ByteSpan]
 
 
 def encode_op(record: DumpRecord, text: bytes, buffers: Sequence[memoryview | None]) -> list[memoryview]:
@@ -128,108 +106,79 @@ def encode_tensors(
     return [memoryview(len(start).to_bytes(8, "little") + start), *(entry[-1] for entry in entries)]
 
 
-def place_pieces(path: str, pieces: Sequence[memoryview]) -> None:
-    """Write a file under a temporary name and rename it: it is there whole or not at all.
-
-    Raises:
-        OSError: as the operating system gives it; nothing of it stays.
-    """
-    temporary = f"{path.rpartition('/')[0]}/{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_numbers)}"
-    try:
-        write_pieces(temporary, pieces)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+class _Entry(msgspec.Struct, frozen=True):
+    data_offsets: tuple[int, int]
 
 
-def write_pieces(path: str, pieces: Sequence[memoryview]) -> None:
-    """Write a file that must not exist yet, in as few system calls as it takes; pieces are 1-d bytes.
+class Shard:
+    """One safetensors file, its header read, its values mapped; `metadata` is what the header says of the file."""
 
-    Raises:
-        OSError: what was written until then stays.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        pending = deque(piece for piece in pieces if piece.nbytes)
-        while pending:
-            written = os.writev(descriptor, list(itertools.islice(pending, _MAX_BUFFERS)))
-            while pending and written >= len(pending[0]):
-                written -= len(pending.popleft())
-            if written:
-                pending[0] = pending[0][written:]
-    finally:
-        os.close(descriptor)
-
-
-def read_header(path: Path) -> tuple[bytes, int, int]:
-    """The header of a safetensors file as text, where its values begin, and the bytes of the file.
-
-    Raises:
-        ArtifactNotFoundError: there is no such file, or it cannot be read.
-        SchemaError: it is cut off before its values, or no safetensors file.
-    """
-    try:
-        with open_file(path) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-                raise SchemaError(f"{path} is no safetensors file, or one that was cut off ({size_bytes} bytes)")
-            return file.read(length), 8 + length, size_bytes
-    except OSError as error:
-        raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def read_op_file(path: Path) -> OpFile:
-    """The header of an op's file, checked against its size.
-
-    Raises:
-        ArtifactNotFoundError: there is no such file, or it cannot be read.
-        SchemaError: it is cut off, of another schema, or no file of a dump.
-    """
-    text, begin, size_bytes = read_header(path)
-    try:
-        header = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
-        metadata = header.pop("__metadata__", {})
-        if SCHEMA_KEY not in metadata or RECORD_KEY not in metadata:
-            raise SchemaError(f"{path} is a safetensors file, but not of an op dump: its metadata lacks {RECORD_KEY}")
-        check_version(int(metadata[SCHEMA_KEY]), DUMP_SCHEMA, path=path, what="dump ")
-        record = msgspec.json.decode(metadata[RECORD_KEY], type=DumpRecord)
-        spans = {name: _span(entry["data_offsets"], begin, size_bytes) for name, entry in header.items()}
-    except (KeyError, ValueError, TypeError, *UNREADABLE) as error:
-        raise SchemaError(f"{path} has no header that can be read: {error}") from error
-    slots = {slot.name: slot for slot in record.slots}
-    for name, span in spans.items():
-        if name not in slots or slots[name].size_bytes != span.end - span.begin:
-            raise SchemaError(f"{path}: the values of {name} are not those that its record tells of")
+    def __init__(self, path: Path) -> None:
+        """Raises ArtifactNotFoundError where it cannot be read, SchemaError where its header is none, or cut off."""
+        self.path = path
         try:
-            stored_from_meta(slots[name].meta.dtype, slots[name].meta.shape, span.end - span.begin)
+            with open_file(path) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                length = int.from_bytes(file.read(8), "little")
+                if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
+                    raise SchemaError(f"{path} is no safetensors file, or one that was cut off ({size_bytes} bytes)")
+                header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            self.metadata = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
+            entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in header.items()}
+            self._values: Array = np.memmap(path, dtype=np.uint8, mode="r")[8 + length :]
+        except OSError as error:
+            raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+        except UNREADABLE as error:
+            raise SchemaError(f"{path} has no header that can be read: {error}") from error
+        self.spans = {name: entry.data_offsets for name, entry in entries.items()}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file reaches to the end of every value in it."""
+        return all(0 <= first <= last <= self._values.size for first, last in self.spans.values())
+
+    def raw(self, name: str) -> Array:
+        """The bytes called `name`: uint8, 1-d. Raises ArtifactNotFoundError: they are not there, or cut off."""
+        span = self.spans.get(name)
+        if span is None:
+            raise ArtifactNotFoundError(f"{self.path} has no values called {name}")
+        if not 0 <= span[0] <= span[1] <= self._values.size:
+            raise ArtifactNotFoundError(f"{self.path} was cut off before the end of {name}")
+        return self._values[span[0] : span[1]]
+
+    def read(self, name: str, dtype: str, shape: tuple[int, ...] | None) -> Array:
+        """The values called `name`, in numpy's dtype or as unsigned integers of the item size; 1-d without a shape.
+
+        Raises:
+            ArtifactNotFoundError: they are not there, or cut off.
+        """
+        data = self.raw(name)
+        try:
+            return bits_from_bytes(data, dtype, (-1,) if shape is None else shape)
         except ValueError as error:
-            raise SchemaError(f"{path}: the values of {name} do not fit: {error}") from error
-    return OpFile(path, record, spans)
+            raise ArtifactNotFoundError(f"{self.path}: {name} has {data.nbytes} bytes, not {shape}") from error
 
 
-def read_bytes(file: OpFile, slot: Slot) -> np.ndarray[Any, Any]:
-    """The stored bytes of a slot: uint8, 1-d. Raises ArtifactNotFoundError when the file holds none of it."""
-    span = file.spans.get(slot.name)
-    if span is None:
-        why = slot.missing or "only its statistics were kept"
-        raise ArtifactNotFoundError(f"{file.path} has no values of {slot.name}: {why}")
-    try:
-        data = np.fromfile(file.path, dtype=np.uint8, count=span.end - span.begin, offset=span.begin)
-    except OSError as error:
-        raise ArtifactNotFoundError(f"{file.path} cannot be read: {error.strerror}") from error
-    if data.nbytes != span.end - span.begin:
-        raise SchemaError(f"{file.path} was cut off while it was read")
-    return data
+class OpFile(Shard):
+    """The file of one op, checked against its record."""
 
-
-def _span(offsets: Sequence[int], begin: int, size_bytes: int) -> ByteSpan:
-    first, last = offsets
-    if not 0 <= first <= last <= size_bytes - begin:
-        raise ValueError(f"it was cut off: {size_bytes - begin} bytes of values, {last} expected")
-    return ByteSpan(begin + first, begin + last)
+    def __init__(self, path: Path) -> None:
+        """Raises as `Shard` does, and SchemaError where it is of another schema, cut off, or no file of a dump."""
+        super().__init__(path)
+        if SCHEMA_KEY not in self.metadata or RECORD_KEY not in self.metadata:
+            raise SchemaError(f"{path} is a safetensors file, but not of an op dump: its metadata lacks {RECORD_KEY}")
+        if not self.is_whole:
+            raise SchemaError(f"{path} was cut off: values in it are missing")
+        try:
+            check_version(int(self.metadata[SCHEMA_KEY]), DUMP_SCHEMA, path=path, what="dump ")
+            self.record = msgspec.json.decode(self.metadata[RECORD_KEY], type=DumpRecord)
+            slots = {slot.name: slot for slot in self.record.slots}
+            for name, (begin, end) in self.spans.items():
+                if name not in slots or slots[name].size_bytes != end - begin:
+                    raise SchemaError(f"{path}: the values of {name} are not those that its record tells of")
+                stored_from_meta(slots[name].meta.dtype, slots[name].meta.shape, end - begin)
+        except (ValueError, *UNREADABLE) as error:
+            raise SchemaError(f"{path} has no header that can be read: {error}") from error
 
 
 class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -421,10 +370,6 @@ class OpForm:
     def queued_bytes(self, data: Sequence[Data | None]) -> int:
         """What an execution with the values of each slot takes in a queue."""
         return sum(_queued_bytes(one, slot.meta) for one, slot in zip(data, self.slots, strict=True))
-
-    def rows(self, seq: int, time_us: int, stream_id: int, stats: tuple[TensorStats, ...], columns: Columns) -> bytes:
-        """The rows alone, one for each slot."""
-        return self.encode(seq, time_us, stream_id, b"", stats, columns)[1]
 
 
 def _queued_bytes(data: Data | None, meta: TensorMeta) -> int:

@@ -5,7 +5,6 @@ Memory for copies of values is used again: fresh pages cost more than the copy i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -18,9 +17,7 @@ import numpy as np
 
 from graphprobe.errors import UsageError
 from graphprobe.settings import text_from_size
-from graphprobe.store.api_records import ApiManifest
-from graphprobe.store.dump_records import DumpManifest
-from graphprobe.store.manifest import LiveWriter
+from graphprobe.store.manifest import DumpedManifest, LiveWriter
 
 Array = np.ndarray[Any, Any]
 
@@ -45,7 +42,7 @@ LINGER_S = 0.002
 _forks = 0
 """How often this process has become another one by a fork: cheaper to look at than its number."""
 
-DumpManifestT = TypeVar("DumpManifestT", bound=ApiManifest | DumpManifest)
+DumpManifestT = TypeVar("DumpManifestT", bound=DumpedManifest)
 
 
 class CopyPool:
@@ -262,26 +259,18 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
         self._drainer = None
         self._writing.release()
 
-    def _take(self, size_bytes: int) -> None:
-        """Take bytes from the budget. Raises BudgetReachedError where there are none: nothing more is written then."""
+    def _take(self, size_bytes: int, *, ends: bool = True) -> None:
+        """Take bytes from the budget. Raises BudgetReachedError where there are none; it `ends` the dump, then."""
         with self.lock:
             if self.stopped is None and self._budget.take(size_bytes):
                 return
-            if self.stopped is None:
+            if self.stopped is None and ends:
                 self.stopped = f"{self.bound} ({text_from_size(self._budget.max_bytes or 0)}) was reached"
                 self._own.stopped = self.stopped
             raise BudgetReachedError(self.stopped)
 
     def _reason(self, error: Exception) -> str:
         return str(error) if isinstance(error, BudgetReachedError) else super()._reason(error)
-
-    def _folder_below(self, relative: str) -> None:
-        """Make a folder below that of the dump, which itself is never made again once it is gone."""
-        folder = self.folder
-        for part in relative.split("/"):
-            folder = folder / part
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
 
     def _write_items(self, items: list[T]) -> None:
         """Write items, or take them for `_flush_items`; raises nothing that concerns a single one."""

@@ -1,4 +1,4 @@
-"""Reads a dump back from any level of its tree: records in order, values as numpy arrays, statistics, findings."""
+"""Reads a dump of compiled graphs, from any level of its tree, as calls: one op that ran is one call; and findings."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
-from graphprobe.records import TensorMeta
+from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
-from graphprobe.store.dump_dtypes import STORED_DTYPES, bits_from_bytes, widened
-from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_bytes, read_op_file, read_stats
-from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord, Side, Slot
-from graphprobe.store.files import MOST_LINE_BYTES, lines_in, open_file, read_file
-from graphprobe.store.reader import State, manifest_of_dump, state_of
-from graphprobe.store.schema import UNREADABLE, lines_from
-
-Array = np.ndarray[Any, Any]
+from graphprobe.store.api_reader import DIGEST_KIND, OwnDump, facts_of
+from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar, shape_problem
+from graphprobe.store.dump_dtypes import Array, bits_from_bytes, count_from_shape, widened
+from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_stats
+from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STAT_FIELDS, STATS, DumpManifest, DumpRecord, Side, Slot
+from graphprobe.store.files import MOST_LINE_BYTES, open_file, read_file
+from graphprobe.store.reader import State, manifest_of_dump, state_of, told_of_dumps
+from graphprobe.store.schema import UNREADABLE, lines_from, lines_of
 
 _LEVELS_ABOVE = 4
 """How far a data folder lies below its time folder."""
 
 FINDINGS, OVERFLOW = "findings.jsonl", "overflow.json"
 """Files of a dump, see docs/overflow_and_watch.md."""
+
+_RECORD = msgspec.json.Decoder(DumpRecord)
 
 T = TypeVar("T")
 
@@ -54,7 +56,10 @@ class LoadedValue:
 
     def raw(self) -> Array:
         """The bytes: uint8, 1-d, row-major, little-endian. Raises ArtifactNotFoundError when there are none."""
-        return read_bytes(self._file, self.slot)
+        if not self.is_there:
+            why = self.slot.missing or "only its statistics were kept"
+            raise ArtifactNotFoundError(f"{self._file.path} has no values of {self.name}: {why}")
+        return np.array(self._file.raw(self.name))
 
     def bits(self) -> Array:
         """In numpy's own dtype; as unsigned integers of the item size for a dtype that numpy lacks."""
@@ -66,11 +71,7 @@ class LoadedValue:
 
     def array_and_conversion(self) -> tuple[Array, str]:
         """`array()`, and in words what it does to the dtype: empty where it keeps it."""
-        bits = self.bits()
-        known = STORED_DTYPES.get(self.meta.dtype)
-        if known is not None and known.numpy is not None:
-            return bits, ""
-        return widened(bits, self.meta.dtype)
+        return widened(self.bits(), self.meta.dtype)
 
 
 class DumpedOp:
@@ -94,7 +95,7 @@ class DumpedOp:
         """
         if not self.has_values:
             raise ArtifactNotFoundError(f"only statistics of {self.record.op.op_name} were kept: {self.path}")
-        file = read_op_file(self.path)
+        file = OpFile(self.path)
         return {slot.name: LoadedValue(file, slot) for slot in file.record.slots}
 
 
@@ -132,11 +133,7 @@ class DumpFolder:
 
     def ops(self) -> Iterator[DumpedOp]:
         """Every execution, in the order in which they were written."""
-        index = self.time_dir / INDEX
-        found = self._read_index(index) if index.exists() else ((*one, 0) for one in self._read_headers())
-        for record, path, _ in found:
-            if not self.below or record.file.startswith(self.below + "/"):
-                yield DumpedOp(record, path)
+        return (op for op, _ in self._found())
 
     def steps(self) -> tuple[int, ...]:
         """The steps that have executions, ascending: those of the program, or, where nobody counted, the numbers of the
@@ -145,112 +142,182 @@ class DumpFolder:
 
     def ops_of(self, step: int) -> Iterator[DumpedOp]:
         """The executions of a step. The index is read as a whole once; after that, only the lines of the step."""
-        places = self._places().get(step)
-        if places is None:
-            return
+        places = self._places().get(step, ())
         if self._headers:
             yield from [self._headers[place] for place in places]
-            return
-        with open_file(self.time_dir / INDEX) as file:
-            at = -1
-            for offset in places:
-                if offset != at:
-                    file.seek(offset)
-                line = file.readline(MOST_LINE_BYTES)
-                at = offset + len(line)
-                try:
-                    record = msgspec.json.decode(line, type=DumpRecord)
-                except UNREADABLE:
-                    continue  # written again since the first reading, which told of it
-                yield DumpedOp(record, self.time_dir / record.file)
+        elif places:
+            with open_file(self.time_dir / INDEX) as file:
+                at = -1
+                for offset in places:
+                    if offset != at:
+                        file.seek(offset)
+                    line = file.readline(MOST_LINE_BYTES)
+                    at = offset + len(line)
+                    try:
+                        record = _RECORD.decode(line)
+                    except UNREADABLE:
+                        continue  # written again since the first reading, which told of it
+                    yield DumpedOp(record, self.time_dir / record.file)
 
     def _places(self) -> dict[int, array[int]]:
         """Of each step, where its lines begin in the index; without an index, places in `_headers`."""
         if self._steps is None:
             self._steps = {}
-            index = self.time_dir / INDEX
-            if index.exists():
-                found = ((record, offset) for record, _, offset in self._read_index(index))
-            else:
-                self._headers = list(self.ops())
-                found = ((op.record, number) for number, op in enumerate(self._headers))
-            for record, place in found:
-                if not self.below or record.file.startswith(self.below + "/"):
-                    self._steps.setdefault(step_of(record), array("Q")).append(place)
+            indexed = (self.time_dir / INDEX).exists()
+            for op, place in self._found():
+                if not indexed:
+                    self._headers.append(op)
+                self._steps.setdefault(step_of(op.record), array("Q")).append(place)
         return self._steps
+
+    def _found(self) -> Iterator[tuple[DumpedOp, int]]:
+        """Executions, with the place of the line in the index; without an index, their number."""
+        found = self._read_index() if (self.time_dir / INDEX).exists() else self._read_headers()
+        for op, place in found:
+            if not self.below or op.record.file.startswith(self.below + "/"):
+                yield op, place
 
     def stats(self) -> Iterator[StatsRow]:
         """The rows of every `stats.csv`, folder by folder in the order of their numbers."""
         for path in self.stats_files():
-            yield from read_stats(path, self.problems)
+            problems: list[str] = []
+            yield from read_stats(path, problems)
+            for text in problems:
+                self._tell(text)
 
     def stats_files(self) -> list[Path]:
         """Every `stats.csv`, in the order of the numbers in their paths."""
         return sorted(self.path.rglob(STATS), key=_natural)
 
-    def _read_index(self, path: Path) -> Iterator[tuple[DumpRecord, Path, int]]:
-        """Records, the files of their values, and where their lines begin."""
-        offset = length = 0
-        try:
-            with open_file(path) as file:
-                for number, line in enumerate(lines_in(file), start=1):
-                    offset, length = offset + length, len(line)
-                    try:
-                        record = msgspec.json.decode(line, type=DumpRecord)
-                    except UNREADABLE as error:
-                        if line.strip():
-                            torn = not line.endswith(b"\n")
-                            why = "is cut off, as by a killed process" if torn else f"is no record: {error}"
-                            self.problems.append(f"{path} line {number} {why}")
-                        continue
-                    target = self.time_dir / record.file
-                    if ".." in Path(record.file).parts or os.path.isabs(record.file):
-                        self.problems.append(f"{path} line {number} names {record.file}, which lies outside the dump")
-                    elif not target.is_file():
-                        self.problems.append(f"{path} line {number} names {record.file}, which is gone")
-                    else:
-                        yield record, target, offset
-        except OSError as error:
-            self.problems.append(f"{path} cannot be read: {error.strerror}")
+    def _tell(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
 
-    def _read_headers(self) -> Iterator[tuple[DumpRecord, Path]]:
-        """The records in the headers of the files themselves, for a folder that was taken out of its tree."""
+    def _read_index(self) -> Iterator[tuple[DumpedOp, int]]:
+        path = self.time_dir / INDEX
+        for number, offset, record in lines_of(path, _RECORD, tell=self._tell):
+            target = self.time_dir / record.file
+            if ".." in Path(record.file).parts or os.path.isabs(record.file):
+                self._tell(f"{path} line {number} names {record.file}, which lies outside the dump")
+            elif not target.is_file():
+                self._tell(f"{path} line {number} names {record.file}, which is gone")
+            else:
+                yield DumpedOp(record, target), offset
+
+    def _read_headers(self) -> Iterator[tuple[DumpedOp, int]]:
+        """By the headers of the files themselves, for a folder that was taken out of its tree."""
         found = []
         for path in self.path.rglob("*"):
             if path.name.startswith(layout.TEMPORARY_PREFIX) or not path.is_file() or not is_op_file(path):
                 continue
             try:
-                record = read_op_file(path).record
+                found.append(DumpedOp(OpFile(path).record, path))
             except (SchemaError, ArtifactNotFoundError) as error:
-                self.problems.append(str(error))
-                continue
-            found.append((record, path))
-        yield from sorted(found, key=lambda pair: (pair[0].seq, str(pair[1])))
+                self._tell(str(error))
+        found.sort(key=lambda op: (op.record.seq, str(op.path)))
+        return ((op, number) for number, op in enumerate(found))
 
 
-class Dump:
-    """Everything under the path that was opened: one folder a process, oldest first, then by rank."""
+class GraphCalls(OwnDump):
+    """A dump of compiled graphs, see `CallDump`; `ops()` and `stats()` have what it knows beyond calls.
 
-    def __init__(self, folders: list[DumpFolder]) -> None:
-        self.folders = folders
+    A step is that of the dump; where nobody counted, the number of the data folder. `folders` has one a process.
+    """
 
-    @property
-    def problems(self) -> list[str]:
-        """What could not be read so far, in words."""
-        return list(dict.fromkeys(problem for folder in self.folders for problem in folder.problems))
+    format = "graphprobe-graph"
+
+    def __init__(self, title: str, folders: list[DumpFolder]) -> None:
+        super().__init__(title)
+        self.folders = sorted(folders, key=_age)
+        self._by_rank: dict[int, list[DumpFolder]] = {}
+        for folder in self.folders:
+            self._by_rank.setdefault(0 if folder.manifest is None else folder.manifest.rank, []).append(folder)
+        self._rows: tuple[Path, dict[tuple[int, str], StatsRow]] | None = None
+        manifest = next((folder.manifest for folder in self.folders if folder.manifest is not None), None)
+        self.facts = {} if manifest is None else facts_of(manifest, len(self._by_rank), {"engine": manifest.engine})
+
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self._by_rank))
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        return tuple(sorted({step for folder in self._one(self._by_rank, rank) for step in folder.steps()}))
+
+    def calls(self, rank: int, step: int) -> Iterator[Call]:
+        position = 0
+        counts: dict[tuple[str, str], int] = {}
+        for folder in self._one(self._by_rank, rank):
+            for op in folder.ops_of(step):
+                kind: CallKind = "kernel" if op.record.op.engine == "kernel" else "node"
+                api = op.record.op.target or op.record.op.op_type
+                index = counts.get((kind, api), 0)
+                counts[kind, api] = index + 1
+                yield self._call(op, kind, api, index=index, position=position, rank=rank)
+                position += 1
+
+    def problems(self) -> tuple[str, ...]:
+        own = {text: None for folder in self.folders for text in folder.problems}
+        told = told_of_dumps((folder.time_dir, folder.manifest) for folder in self.folders)
+        return tuple({**told, **own, **self._problems})
 
     def ops(self) -> Iterator[DumpedOp]:
-        """Every execution, folder by folder."""
-        for folder in self.folders:
-            yield from folder.ops()
+        """Every execution of an op, process by process: its record, with model, engine and FX nodes, and its values."""
+        return (op for folder in self.folders for op in folder.ops())
 
     def stats(self) -> Iterator[StatsRow]:
-        """Every row of statistics, folder by folder."""
-        for folder in self.folders:
-            yield from folder.stats()
+        """Every row of statistics, as `stats.csv` has it, process by process."""
+        return (row for folder in self.folders for row in folder.stats())
+
+    def _place(self, call: Call, slot: CallSlot) -> tuple[Path, str]:
+        return Path(slot.value.removesuffix(f":{slot.name}")), slot.name
+
+    def _call(self, op: DumpedOp, kind: CallKind, api: str, *, index: int, position: int, rank: int) -> Call:
+        record = op.record
+        rows = {} if op.has_values else self._stats(op.path)
+        notes = list(record.notes)
+        if record.op.fx_nodes:
+            notes.append(f"nodes {', '.join(record.op.fx_nodes)}")
+        if record.op.perturbs:
+            notes.append(f"the engine {record.op.engine} changes what the program computes, be it by rounding")
+        return Call(
+            position=position,
+            kind=kind,
+            api=api,
+            label=f"{record.place.model_name}.{record.place.model_id}.{record.op.op_name}.{record.seq}",
+            direction="backward" if record.op.direction == "backward" else "forward",
+            index=index,
+            step=step_of(record),
+            rank=rank,
+            module=record.op.module,
+            source=record.op.source,
+            slots=(
+                *(_slot(slot, rows.get((record.seq, slot.name)), op) for slot in record.slots),
+                *(CallSlot(name=one.name, role="input", scalar=Scalar(one.type, one.text)) for one in record.arguments),
+            ),
+            notes=tuple(notes),
+        )
+
+    def _stats(self, path: Path) -> dict[tuple[int, str], StatsRow]:
+        """The rows of one `stats.csv`, which has one call of a graph; the last one asked for is kept."""
+        if self._rows is None or self._rows[0] != path:
+            problems: list[str] = []
+            rows = {(row.task_id, row.slot): row for row in read_stats(path, problems)}
+            self._problems.update(dict.fromkeys(problems))
+            self._rows = (path, rows)
+        return self._rows[1]
 
 
-def open_dump(path: str | Path) -> Dump:
+def is_graph_dump(path: str | Path) -> bool:
+    """Whether `open_dump` would find one, of whatever schema."""
+    try:
+        open_dump(path)
+    except RunNotFoundError:
+        return False
+    except SchemaError:
+        return True
+    return True
+
+
+def open_dump(path: str | Path) -> GraphCalls:
     """The dump at `path`: a dump path, a rank folder, a time folder, anything below one, the file of one op, or a run.
 
     A folder that was taken out of its tree is read by the headers of its files.
@@ -259,9 +326,9 @@ def open_dump(path: str | Path) -> Dump:
         RunNotFoundError: there is no dump.
         SchemaError: a manifest is of a newer or an unknown schema, or the file is no file of a dump.
     """
-    path = Path(path)
+    title, path = str(path), Path(path)
     if path.is_file():
-        return Dump([_OneFile(path)])
+        return GraphCalls(title, [_OneFile(path)])
     if not path.is_dir():
         raise RunNotFoundError(f"{path} does not exist")
     if (path / layout.GRAPHS).is_dir():
@@ -270,18 +337,15 @@ def open_dump(path: str | Path) -> Dump:
         manifest = _manifest_in(above)
         if manifest is not None:
             below = path.absolute().relative_to(above).as_posix() if depth else ""
-            return Dump([DumpFolder(above if depth else path, manifest, below=below)])
-    folders = []
-    for file in [*path.glob(f"*/{layout.MANIFEST}"), *path.glob(f"*/*/{layout.MANIFEST}")]:
-        manifest = _manifest_in(file.parent)
-        if manifest is not None:
-            folders.append(DumpFolder(file.parent, manifest))
-    if folders:
-        return Dump(sorted(folders, key=lambda folder: _age(folder)))
+            return GraphCalls(title, [DumpFolder(above if depth else path, manifest, below=below)])
+    files = [*path.glob(f"*/{layout.MANIFEST}"), *path.glob(f"*/*/{layout.MANIFEST}")]
+    known = [(file.parent, manifest) for file in files if (manifest := _manifest_in(file.parent)) is not None]
+    if known:
+        return GraphCalls(title, [DumpFolder(*one) for one in known])
     stray = DumpFolder(path, None)
     if next(stray.ops(), None) is not None or stray.stats_files():
         stray.problems.clear()
-        return Dump([stray])
+        return GraphCalls(title, [stray])
     raise RunNotFoundError(
         f"no dump at {path}: neither {layout.MANIFEST} of a dump there, above or two levels below, "
         f"nor files of ops, nor {STATS}",
@@ -299,13 +363,36 @@ def is_op_file(path: Path) -> bool:
     return start[8:9] == b"{" and RECORD_KEY.encode() in start
 
 
+def _slot(slot: Slot, row: StatsRow | None, op: DumpedOp) -> CallSlot:
+    if problem := shape_problem(slot.meta.shape):
+        return CallSlot(name=slot.name, role=slot.side, missing=problem)
+    stats = None
+    known: tuple[str, ...] = ()
+    if row is not None:
+        fields = {field: row.stats[name] for name, field in STAT_FIELDS.items() if name in row.stats}
+        stats = TensorStats(count=count_from_shape(slot.meta.shape), digest=row.digest, **fields)  # type: ignore[arg-type]
+        known = ("count", *fields)
+    has_values = op.has_values and slot.stored is not None
+    return CallSlot(
+        name=slot.name,
+        role=slot.side,
+        meta=slot.meta,
+        stats=stats,
+        known=known,
+        digest="" if row is None else row.digest,
+        digest_kind=DIGEST_KIND if row is not None and row.digest else "",
+        value=f"{op.path}:{slot.name}" if has_values else "",
+        missing=slot.missing,
+    )
+
+
 class _OneFile(DumpFolder):
     """The file of one op, or one `stats.csv`, on its own."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.parent, None)
         self._only = path
-        self._record = None if path.name == STATS else read_op_file(path).record
+        self._record = None if path.name == STATS else OpFile(path).record
 
     def ops(self) -> Iterator[DumpedOp]:
         if self._record is not None:

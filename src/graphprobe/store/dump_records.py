@@ -1,10 +1,10 @@
-"""The nouns of an op dump, as structs, with the names of its slots, files and folders: TorchAir's tree."""
+"""The nouns of an op dump, as structs, with the names of its files and folders: TorchAir's tree."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorStats
 from graphprobe.store.files import claim_folder
+from graphprobe.store.manifest import DumpedManifest
 
 DUMP_SCHEMA = 1
 """Version of the files of a dump; `docs/formats/dump.md` describes it."""
@@ -37,11 +38,6 @@ STAT_FIELDS: dict[StatName, str] = {
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 Data: TypeAlias = Buffer | Callable[[], Buffer]
-
-MAX_TEXT = 4096
-"""Longest text kept of an argument that is no tensor, in characters."""
-
-IsTensor = Callable[[object], bool]
 
 INDEX = "ops.jsonl"
 STATS = "stats.csv"
@@ -169,33 +165,25 @@ class DumpValue(NamedTuple):
     stats: TensorStats | Callable[[], TensorStats] | None = None
 
 
-class DumpManifest(Manifest, kw_only=True):
-    """`manifest.json` of a dump: that of a run, with what concerns a dump.
+class DumpManifest(DumpedManifest, kw_only=True):
+    """`manifest.json` of a dump of compiled graphs.
 
     Attributes:
         dump_schema: version of the files; its presence says that this is a dump.
         engine: of the plan; each record names the one that spoke.
-        plan: the plan as it was in force, for people.
         statistics: columns of `stats.csv` that are filled.
         ops: executions written. `collected_files` and `collected_bytes` count files and bytes.
-        stopped: why dumping ended before the program did, e.g. because the budget was reached.
         when_full: what happens when the queue has no room: the program waits, or the op is dropped.
         queue_bytes, queue_ops: bounds of the queue; 0 bytes is no queue, each op is written before the program goes on.
-        queue_peak_bytes: the most that was in it.
-        blocked_ns: how long the program waited for room in the queue, in all.
     """
 
     dump_schema: int
     engine: str
-    plan: dict[str, Any]
     statistics: list[str] = msgspec.field(default_factory=list)
     ops: int = 0
-    stopped: str | None = None
     when_full: WhenFull = "block"
     queue_bytes: int = 0
     queue_ops: int = 0
-    queue_peak_bytes: int = 0
-    blocked_ns: int = 0
 
 
 def view_from_buffer(buffer: Buffer) -> memoryview:
@@ -218,57 +206,6 @@ def dump_manifest_from_run(manifest: Manifest, *, engine: str, plan: dict[str, A
     """The manifest of a dump by the process that `manifest` describes; `plan` must be JSON as it stands."""
     document = msgspec.to_builtins(manifest) | {"dump_schema": DUMP_SCHEMA, "engine": engine, "plan": plan}
     return msgspec.convert(document, DumpManifest)
-
-
-def slots_from_inputs(
-    args: Sequence[object], kwargs: Mapping[str, object], *, is_tensor: IsTensor
-) -> Iterator[tuple[str, Any]]:
-    """Each tensor among the arguments and each argument without any, by slot, in order.
-
-    The second positional argument is `input.1`, the third of a list in its place `input.1.2`, a keyword `kwarg.bias`.
-    A list, tuple or mapping without a tensor is one value.
-    """
-    for index, value in enumerate(args):
-        yield from _leaves(f"input.{index}", value, is_tensor)
-    for name, value in kwargs.items():
-        yield from _leaves(f"kwarg.{name}", value, is_tensor)
-
-
-def slots_from_outputs(result: object, *, is_tensor: IsTensor) -> Iterator[tuple[str, Any]]:
-    """The same for what an op returned: a tensor is `output.0`, the second of a tuple `output.1`."""
-    results = result if isinstance(result, list | tuple) else (result,)
-    for index, value in enumerate(results):
-        yield from _leaves(f"output.{index}", value, is_tensor)
-
-
-def argument_from_value(name: str, value: object) -> Argument:
-    """How an argument that is no tensor is kept; a value whose `repr` fails is named by its type."""
-    try:
-        text = repr(value)
-    except Exception as error:
-        text = f"<no repr: {type(error).__name__}>"
-    if len(text) > MAX_TEXT:
-        text = f"{text[:MAX_TEXT]}… ({len(text)} characters)"
-    return Argument(name, type(value).__name__, text)
-
-
-def _leaves(name: str, value: object, is_tensor: IsTensor) -> Iterator[tuple[str, Any]]:
-    if not is_tensor(value) and _holds_tensor(value, is_tensor):
-        for key, item in _items(value):
-            yield from _leaves(f"{name}.{key}", item, is_tensor)
-    else:
-        yield name, value
-
-
-def _items(value: object) -> Iterator[tuple[object, object]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
-
-
-def _holds_tensor(value: object, is_tensor: IsTensor) -> bool:
-    return is_tensor(value) or any(_holds_tensor(item, is_tensor) for _, item in _items(value))
 
 
 def rank_folder(world_size: int, rank: int) -> str:

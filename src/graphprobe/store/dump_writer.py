@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from graphprobe.errors import UsageError
 from graphprobe.records import TensorStats
 from graphprobe.store import dump_records
 from graphprobe.store.dump_dtypes import stored_from_meta
-from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place, place_pieces
+from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place
 from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
     STAT_FIELDS,
@@ -34,7 +32,8 @@ from graphprobe.store.dump_records import (
     claim_time_folder,
     view_from_buffer,
 )
-from graphprobe.store.manifest import SAVE_SECONDS, AppendFile
+from graphprobe.store.files import folder_below, replace_file
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, making
 from graphprobe.store.schema import json_from_value
 
 QUEUE_BYTES = 128 * 1024 * 1024
@@ -71,15 +70,6 @@ class DumpJob(NamedTuple):
     def name(self) -> str:
         """For people."""
         return f"{self.form.op.op_name} (op {self.seq})"
-
-
-class Pieces(NamedTuple):
-    """What one job comes to: its file with its content, if it has one, its index line, and its rows."""
-
-    file: str
-    content: list[memoryview]
-    line: bytes
-    rows: bytes
 
 
 class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
@@ -126,19 +116,11 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         manifest = msgspec.convert(msgspec.to_builtins(manifest), DumpManifest)
         manifest.statistics = manifest.statistics or list(STAT_FIELDS)
         manifest.queue_bytes, manifest.queue_ops = queue_bytes, QUEUE_OPS
-        time_dir: Path | None = None
-        try:
+        with making("dump", dump_path, hint="dump_path must be a folder that exists and can be written to") as made:
             started = datetime.fromtimestamp(manifest.started_ns // 10**9)
             world_size, rank = manifest.world_size, manifest.rank
-            time_dir = claim_time_folder(dump_path, world_size=world_size, rank=rank, started=started)
-            return cls(time_dir, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=QUEUE_OPS)
-        except OSError as error:
-            if time_dir is not None:
-                shutil.rmtree(time_dir, ignore_errors=True)
-            raise UsageError(
-                f"no dump can be written under {dump_path}: {error.strerror} ({error.filename or dump_path})",
-                hint="dump_path must be a folder that exists and can be written to",
-            ) from error
+            made.append(claim_time_folder(dump_path, world_size=world_size, rank=rank, started=started))
+            return cls(made[0], manifest, max_bytes, queue_bytes=queue_bytes, queue_items=QUEUE_OPS)
 
     def submit(
         self,
@@ -151,19 +133,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         stream_id: int = 0,
         time_ns: int | None = None,
     ) -> int | None:
-        """Hand in one execution of an op.
-
-        Args:
-            op, place: what ran, and which folder it belongs to.
-            values: what it read and wrote, in order.
-            arguments: the arguments that are no tensors.
-            notes: see `DumpRecord`.
-            stream_id: of the device.
-            time_ns: wall clock of the execution; now, if not given.
-
-        Returns:
-            The number of the execution, or None when it will not be written, and why is then counted.
-        """
+        """`submit_form` for an op that runs once: `values` are what it read and wrote, in order."""
         try:
             form = OpForm(op, [Slot(value.name, value.side, value.meta) for value in values], arguments, notes)
             data = tuple(value.data for value in values)
@@ -184,15 +154,16 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         stream_id: int = 0,
         time_ns: int | None = None,
     ) -> int | None:
-        """`submit` for an op that runs again and again: hand in one form, and one place a call, each time.
+        """Hand in one execution of an op; of one that runs again and again one form, and one place a call, each time.
 
         Args:
             form, place: what ran, and which folder it belongs to.
             data, stats: for each slot of the form, as in `DumpValue`; empty where no slot has any.
-            stream_id, time_ns: as in `submit`.
+            stream_id: of the device.
+            time_ns: wall clock of the execution; now, if not given.
 
         Returns:
-            As `submit`.
+            The number of the execution, or None when it will not be written, and why is then counted.
         """
         try:
             if (self._closed or not self._queue_bytes) and self.silent:
@@ -296,96 +267,67 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         jobs = [job for job, _, _ in together]
         line, rows = b"".join([line for _, line, _ in together]), b"".join([rows for _, _, rows in together])
         together.clear()
-        if jobs and not self._append(line, rows, jobs[0].place, len(jobs)):
+        if not jobs:
+            return
+        try:
+            self._put(jobs[0].place, line, rows, jobs=len(jobs))
+        except Exception:
             for job in jobs:  # some may still be possible, and each that is not is counted
                 self._write(job)
-
-    def _append(self, line: bytes, rows: bytes, place: Place, jobs: int) -> bool:
-        """Append lines and rows of so many jobs of a place, all or none; False if that failed."""
-        try:
-            stats = self._target(place)[0]
-        except Exception:
-            return False
-        rows_bytes = stats.growth_bytes(rows)
-        grown_bytes = self._index.growth_bytes(line) + rows_bytes
-        with self.lock:
-            if not self._budget.take(grown_bytes):
-                return False
-            try:
-                self._put_rows(line, rows, stats, rows_bytes)
-            except BaseException as error:
-                self._budget.give_back(grown_bytes)
-                if isinstance(error, Exception):
-                    return False
-                raise
-            self._own.collected_bytes += grown_bytes
-            self._own.ops += jobs
-            self.save(unless_newer_than_s=SAVE_SECONDS)
-        return True
 
     def _write(self, job: DumpJob) -> None:
         """Put one job on disk; what could not be written is counted."""
         if self.refuses(job.name):
             return
         try:
-            folder = self._folder(job.place)
-            pieces = self._pieces(job, folder)
-            stats = self._stats_file(folder) if pieces.rows else None
-            rows_bytes = stats.growth_bytes(pieces.rows) if stats is not None else 0
-            grown_bytes = (
-                sum(piece.nbytes for piece in pieces.content) + self._index.growth_bytes(pieces.line) + rows_bytes
-            )
-            self._take(grown_bytes)
-            try:
-                self._put(pieces, stats, rows_bytes)
-            except BaseException:
-                with self.lock:
-                    self._budget.give_back(grown_bytes)
-                raise
-            with self.lock:
-                self._own.collected_files += bool(pieces.content)
-                self._own.collected_bytes += grown_bytes
-                self._own.ops += 1
-                self.save(unless_newer_than_s=SAVE_SECONDS)
+            record, text, rows, content = self._encoded(job)
+            self._put(job.place, text + b"\n", rows, content, record.file)
         except Exception as error:
             self._count_error(error, job.name)
 
-    def _put(self, pieces: Pieces, stats: AppendFile | None, rows_bytes: int) -> None:
-        """The file, then its rows, then its line: what the index names is there. An error takes the others back."""
-        path = f"{self.time_dir}/{pieces.file}"
-        try:
-            if pieces.content:
-                place_pieces(path, pieces.content)
-            if stats is not None:
-                self._put_rows(pieces.line, pieces.rows, stats, rows_bytes)
-            else:
-                self._index.append(pieces.line)
-        except BaseException:
-            if pieces.content:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-            raise
+    def _put(
+        self, place: Place, line: bytes, rows: bytes, content: Sequence[memoryview] = (), file: str = "", jobs: int = 1
+    ) -> None:
+        """The file, then the rows, then the line: what the index names is there. An error takes the others back."""
+        stats = self._target(place)[0] if rows else None
+        rows_bytes = stats.growth_bytes(rows) if stats is not None else 0
+        grown_bytes = sum([piece.nbytes for piece in content]) + self._index.growth_bytes(line) + rows_bytes
+        self._take(grown_bytes, ends=jobs == 1)
+        path = f"{self.time_dir}/{file}"
+        with self._paid(grown_bytes):
+            try:
+                if content:
+                    replace_file(path, *content)
+                if stats is not None:
+                    stats.append(rows)
+                try:
+                    self._index.append(line)
+                except BaseException:
+                    if stats is not None:
+                        stats.take_back(rows_bytes)
+                    raise
+            except BaseException:
+                if content:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                raise
+        with self.lock:
+            self._own.collected_files += bool(content)
+            self._own.collected_bytes += grown_bytes
+            self._own.ops += jobs
+            self.save(unless_newer_than_s=SAVE_SECONDS)
 
-    def _put_rows(self, line: bytes, rows: bytes, stats: AppendFile, rows_bytes: int) -> None:
-        """The rows, then their line. An error takes the rows back."""
-        stats.append(rows)
-        try:
-            self._index.append(line)
-        except BaseException:
-            stats.take_back(rows_bytes)
-            raise
-
-    def _pieces(self, job: DumpJob, folder: str) -> Pieces:
-        """Get hold of every value and every statistic, and encode them; a value that fails is a gap in its slot."""
-        form = job.form
+    def _encoded(self, job: DumpJob) -> tuple[DumpRecord, bytes, bytes, list[memoryview]]:
+        """The record, also as JSON, its rows, and its file, if any; a value that fails is a gap in its slot."""
+        form, folder = job.form, self._folder(job.place)
         slots, buffers, rows_of = [], [], []
         for slot, data, known in zip(form.slots, job.data or (None,) * len(form.slots), job.stats, strict=True):
             slot, buffer = _stored(slot, data)
-            stats = None
             try:
                 stats = known() if callable(known) else known
             except Exception as error:
-                slot = msgspec.structs.replace(slot, missing=f"statistics: {type(error).__name__}: {error}")
+                stats, why = None, f"statistics: {type(error).__name__}: {error}"
+                slot = msgspec.structs.replace(slot, missing=why)
             slots.append(slot)
             buffers.append(buffer)
             if stats is not None:
@@ -393,15 +335,13 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
             if slot.missing:
                 self.count(slot.missing, f"{slot.name} of {job.name}", noun="value")
         only_stats = bool(rows_of) and all(data is None for data in job.data)
-        name = dump_records.STATS
-        if not only_stats:
-            name = dump_records.op_file(form.op.op_type, form.op.op_name, job.seq, job.time_us)
+        name = dump_records.op_file(form.op.op_type, form.op.op_name, job.seq, job.time_us)
         record = DumpRecord(
             seq=job.seq,
             time_us=job.time_us,
             op=form.op,
             place=job.place,
-            file=f"{folder}/{name}",
+            file=f"{folder}/{dump_records.STATS if only_stats else name}",
             stream_id=job.stream_id,
             slots=tuple(slots),
             arguments=form.arguments,
@@ -411,10 +351,9 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         if rows_of:
             stated = OpForm(form.op, [slot for slot, _ in rows_of])
             found = tuple(found for _, found in rows_of)
-            rows = stated.rows(job.seq, job.time_us, job.stream_id, found, self._columns)
+            rows = stated.encode(job.seq, job.time_us, job.stream_id, b"", found, self._columns)[1]
         text = json_from_value(record)
-        content = [] if only_stats else encode_op(record, text, buffers)
-        return Pieces(record.file, content, text + b"\n", rows)
+        return record, text, rows, [] if only_stats else encode_op(record, text, buffers)
 
     def _folder(self, place: Place) -> str:
         """The folder of `place`, relative to the time folder, made if need be; the time folder itself never is."""
@@ -422,7 +361,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         if known is not None:
             return known
         relative = dump_records.data_folder(place)
-        self._folder_below(relative)
+        folder_below(self.folder, relative)
         self._folders[place] = relative
         return relative
 

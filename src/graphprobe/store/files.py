@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from hashlib import blake2b
@@ -21,6 +22,8 @@ from graphprobe.store import layout
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _counter = itertools.count()
 _SECONDS_TRIED = 3600
+_MOST_BUFFERS = 512
+"""Buffers per system call; Linux takes 1024."""
 
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
@@ -73,15 +76,16 @@ def is_no_space(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_SPACE
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: str | os.PathLike[str], *pieces: bytes | memoryview) -> None:
     """Write `path` whole: readers see the old content or the new one, and an error leaves no temporary file.
 
     Raises:
         OSError: as the operating system gives it.
     """
-    temporary = path.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}")
+    folder, slash, _ = os.fspath(path).rpartition("/")
+    temporary = f"{folder}{slash}{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}"
     try:
-        write_new_file(temporary, data)
+        write_new_file(temporary, *pieces)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -89,15 +93,32 @@ def replace_file(path: Path, data: bytes) -> None:
         raise
 
 
-def write_new_file(path: Path, data: bytes) -> None:
-    """Write a file that must not exist yet. Raises OSError; what was written until then stays."""
+def write_new_file(path: str | os.PathLike[str], *pieces: bytes | memoryview) -> None:
+    """Write a file that must not exist yet, in as few system calls as it takes; views are 1-d bytes.
+
+    Raises:
+        OSError: what was written until then stays.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        pending = deque([piece for piece in pieces if len(piece)])
+        while pending:
+            written = os.writev(descriptor, list(itertools.islice(pending, _MOST_BUFFERS)))
+            while pending and written >= len(pending[0]):
+                written -= len(pending.popleft())
+            if written:
+                pending[0] = memoryview(pending[0])[written:]
     finally:
         os.close(descriptor)
+
+
+def folder_below(folder: Path, relative: str) -> Path:
+    """The folder of that path below another one, made if need be; the other one is never made anew once it is gone."""
+    for part in filter(None, relative.split("/")):
+        folder = folder / part
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+    return folder
 
 
 def claim_folder(parent: Path, name: Callable[[datetime], str], began: datetime) -> Path:

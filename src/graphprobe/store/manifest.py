@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from graphprobe.errors import UsageError
 from graphprobe.records import Manifest
 from graphprobe.settings import text_from_size
 from graphprobe.store import layout
@@ -34,6 +37,21 @@ MAX_CAUSES = 64
 _SLACK_BYTES = 2048
 
 ManifestT = TypeVar("ManifestT", bound=Manifest)
+
+
+class DumpedManifest(Manifest, kw_only=True):
+    """`manifest.json` of a dump: that of a run, with what concerns every dump.
+
+    Attributes:
+        plan: what was asked for, as it was in force, for people.
+        stopped: why dumping ended before the program did, e.g. because the budget was reached.
+        queue_peak_bytes, blocked_ns: the most that waited to be written, and how long the program waited for room.
+    """
+
+    plan: dict[str, Any]
+    stopped: str | None = None
+    queue_peak_bytes: int = 0
+    blocked_ns: int = 0
 
 
 class AppendFile:
@@ -77,6 +95,25 @@ class AppendFile:
         descriptor, self._descriptor = self._descriptor, -1  # its number may soon be that of another file
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def making(what: str, under: Path, *, hint: str) -> Iterator[list[Path]]:
+    """Of a block that makes folders, and puts them into the list: they are removed again if it fails.
+
+    Raises:
+        UsageError: in place of an OSError of the block.
+    """
+    made: list[Path] = []
+    try:
+        yield made
+    except OSError as error:
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the working directory may be gone
+            under = under.absolute()
+        why = f"{error.strerror} ({error.filename or under})"
+        raise UsageError(f"no {what} can be written under {under}: {why}", hint=hint) from error
 
 
 class Shortfall(msgspec.Struct):
@@ -225,6 +262,16 @@ class LiveWriter(Generic[ManifestT]):
             except Exception:
                 return
             self._budget.overhead_bytes = self._overhead_bytes(data)
+
+    @contextlib.contextmanager
+    def _paid(self, size_bytes: int) -> Iterator[None]:
+        """Bytes that were taken from the budget are given back when what they are for fails."""
+        try:
+            yield
+        except BaseException:
+            with self.lock:
+                self._budget.give_back(size_bytes)
+            raise
 
     def _end(self, state: Literal["finished", "failed"], exception: str | None) -> None:
         """Write the manifest for the last time."""

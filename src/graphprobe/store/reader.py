@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from graphprobe.records import (
 from graphprobe.store import layout
 from graphprobe.store.files import digest_from_bytes, read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
+from graphprobe.store.manifest import DumpedManifest
 from graphprobe.store.schema import UNREADABLE, check_version, lines_from, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
@@ -69,15 +70,13 @@ def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, known: int, 
         raise SchemaError(f"{path} is no manifest of {called}: {error}") from error
 
 
-def told_of_dumps(dumps: Sequence[tuple[Path, Manifest, str | None]]) -> dict[str, None]:
-    """What the manifests of dumps say is missing, and which ended before their program did, and why; in words.
-
-    `dumps` are their folders, manifests, and why they were stopped.
-    """
-    said = {text: None for _, manifest, _ in dumps for text in manifest.missing}
-    for folder, manifest, stopped in dumps:
-        if stopped:
-            said[f"{folder}: the dump ended early: {stopped}; nothing is known of what came after"] = None
+def told_of_dumps(dumps: Iterable[tuple[Path, DumpedManifest | None]]) -> dict[str, None]:
+    """What the manifests of dumps in these folders say is missing, which ended before their program did, and why."""
+    known = [(folder, manifest) for folder, manifest in dumps if manifest is not None]
+    said = {text: None for _, manifest in known for text in manifest.missing}
+    for folder, manifest in known:
+        if manifest.stopped:
+            said[f"{folder}: the dump ended early: {manifest.stopped}; nothing is known of what came after"] = None
         elif state_of(manifest) == "killed":
             said[f"{folder}: the process was killed: the last calls may be missing"] = None
     return said

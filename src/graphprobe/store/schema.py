@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from graphprobe.errors import SchemaError
 from graphprobe.records import SCHEMA_VERSION, Event, Manifest
+from graphprobe.store.files import lines_in, open_file
 
 T = TypeVar("T")
+
+_BUFFER_BYTES = 1 << 20
+_LINES_TOGETHER = 128
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises of JSON that is torn, not of the right form, no UTF-8, or nested beyond any sense."""
@@ -71,6 +76,33 @@ def lines_from(data: bytes, form: type[T], *, name: str, noun: str, problems: li
             torn = number == len(pieces)
             why = "is cut off, as by a killed process or a full disk" if torn else f"is no {noun}: {error}"
             problems.append(f"{name} line {number} {why}")
+
+
+def lines_of(
+    path: Path, decoder: msgspec.json.Decoder[T], *, tell: Callable[[str], object]
+) -> Iterator[tuple[int, int, T]]:
+    """The lines of a file of any length: number, place in bytes, record; `tell` is told which cannot be read."""
+    offset, found = 0, []
+    try:
+        with open_file(path, buffer_bytes=_BUFFER_BYTES) as file:
+            for number, line in enumerate(lines_in(file), start=1):
+                try:
+                    found.append((number, offset, decoder.decode(line)))
+                except UNREADABLE as error:
+                    torn = not line.endswith(b"\n")
+                    yield from found
+                    found = []
+                    if line.strip():
+                        why = "is cut off, as by a killed process" if torn else f"is no record: {error}"
+                        tell(f"{path} line {number} {why}")
+                offset += len(line)
+                # Some lines at a time: decoding many goes faster than decoding one between other things.
+                if len(found) == _LINES_TOGETHER:
+                    yield from found
+                    found = []
+    except OSError as error:
+        tell(f"{path} cannot be read: {error.strerror}")
+    yield from found
 
 
 def json_from_value(value: object) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,12 +13,11 @@ from typing import Literal
 
 import msgspec
 
-from graphprobe.errors import UsageError
 from graphprobe.records import Event, Kind, Manifest, Where
 from graphprobe.settings import text_from_size
 from graphprobe.store import layout
-from graphprobe.store.files import WrittenFile, digest_from_bytes, replace_file
-from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, LiveWriter
+from graphprobe.store.files import WrittenFile, digest_from_bytes, folder_below, replace_file
+from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, LiveWriter, making
 from graphprobe.store.schema import encode_event
 
 _FOLDER_ATTEMPTS = 1000
@@ -62,19 +60,13 @@ class RunWriter(LiveWriter[Manifest]):
         Raises:
             UsageError: the folder cannot be made or written to; nothing of it is left behind.
         """
-        made: Path | None = None
-        try:
+        hint = "name a folder that can be written to: --out, trace(out_dir=...) or GRAPHPROBE_OUT"
+        with making("run", root, hint=hint) as made:
             root = root.absolute()  # the program may go elsewhere
-            run_dir, tool_dir, made = _claim(root, manifest, rank, adopt_run_dir)
+            run_dir, tool_dir, new = _claim(root, manifest, rank, adopt_run_dir)
+            made.append(new)
             own = msgspec.convert(msgspec.to_builtins(manifest), Manifest)
             return cls(run_dir, tool_dir, own, max_bytes)
-        except OSError as error:
-            if made is not None:
-                shutil.rmtree(made, ignore_errors=True)
-            raise UsageError(
-                f"no run can be written under {root}: {error.strerror} ({error.filename or made or root})",
-                hint="name a folder that can be written to: --out, trace(out_dir=...) or GRAPHPROBE_OUT",
-            ) from error
 
     def write_text(self, relpath: str, text: str) -> WrittenFile | None:
         """Write `text` as UTF-8; see `write_bytes`. What UTF-8 cannot hold is written as a backslash escape."""
@@ -102,12 +94,8 @@ class RunWriter(LiveWriter[Manifest]):
             with self.lock:
                 if self._refuses("file", relpath, size_bytes):
                     return None
-            try:
+            with self._paid(size_bytes):
                 replace_file(self._below(relpath), data)
-            except BaseException:
-                with self.lock:
-                    self._budget.give_back(size_bytes)
-                raise
             with self.lock:
                 replaced_bytes = self._sizes.get(relpath, 0)
                 self._budget.give_back(replaced_bytes)
@@ -128,11 +116,8 @@ class RunWriter(LiveWriter[Manifest]):
             with self.lock:
                 if self._refuses("log piece", relpath, size_bytes):
                     return False
-                try:
-                    self._append_below(relpath, data)
-                except BaseException:
-                    self._budget.give_back(size_bytes)
-                    raise
+                with self._paid(size_bytes), contextlib.closing(AppendFile(self._below(relpath))) as file:
+                    file.append(data)
                 self._count_written(relpath, self._sizes.get(relpath, 0) + size_bytes, size_bytes)
             return True
         except Exception as error:
@@ -184,11 +169,8 @@ class RunWriter(LiveWriter[Manifest]):
                 line = encode_event(event)
                 if self._refuses("event line", name, len(line)):
                     return None
-                try:
+                with self._paid(len(line)):
                     self._events.append(line)
-                except BaseException:
-                    self._budget.give_back(len(line))
-                    raise
                 self._seq += 1
                 return event
         except Exception as error:
@@ -236,20 +218,7 @@ class RunWriter(LiveWriter[Manifest]):
         pure = PurePosixPath(relpath)
         if pure.is_absolute() or ".." in pure.parts or not pure.name:
             raise ValueError(f"{relpath!r} is no path below the run")
-        folder = self.tool_dir
-        for part in pure.parent.parts:
-            folder = folder / part
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
-        return folder / pure.name
-
-    def _append_below(self, relpath: str, data: bytes) -> None:
-        descriptor = os.open(self._below(relpath), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            if os.write(descriptor, data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
+        return folder_below(self.tool_dir, "/".join(pure.parent.parts)) / pure.name
 
     def _count_written(self, relpath: str, size_bytes: int, grown_bytes: int) -> None:
         self._sizes[relpath] = size_bytes

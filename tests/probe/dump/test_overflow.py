@@ -355,14 +355,14 @@ def summary(slot: str, memory: int, **what: float) -> FloatSummary:
 def test_origins_and_carriers() -> None:
     judge, plain = OverflowJudge(), OpTraits()
     fine, spoiled = summary("input.0", 1), summary("output.0", 2, positive=3)
-    assert judge.judge(plain, lambda: [fine], [summary("output.0", 9)]) is None
-    origin = judge.judge(plain, lambda: [fine], [spoiled])
+    assert judge.judge(lambda: (plain, [fine]), [summary("output.0", 9)]) is None
+    origin = judge.judge(lambda: (plain, [fine]), [spoiled])
     assert origin is not None and origin.role == "origin" and origin.problems[0].kind == "inf"
-    carrier = judge.judge(plain, lambda: [spoiled], [summary("output.0", 3, nan=1)])
+    carrier = judge.judge(lambda: (plain, [spoiled]), [summary("output.0", 3, nan=1)])
     assert carrier is not None and carrier.role == "carrier"
     # What lies at an address that is written anew is no longer spoiled.
-    assert judge.judge(plain, lambda: [spoiled], [summary("output.0", 3)]) is None
-    assert judge.judge(plain, lambda: [summary("input.0", 3, nan=1)], [summary("output.0", 4, nan=1)]) is None
+    assert judge.judge(lambda: (plain, [spoiled]), [summary("output.0", 3)]) is None
+    assert judge.judge(lambda: (plain, [summary("input.0", 3, nan=1)]), [summary("output.0", 4, nan=1)]) is None
 
 
 @pytest.mark.parametrize(
@@ -377,5 +377,5 @@ def test_origins_and_carriers() -> None:
 def test_an_origin_has_what_no_input_had(read: Any, wrote: Any, problems: list[tuple[str, str]]) -> None:
     """An infinity of that sign, or a number that is larger than the dtype can hold."""
     inputs, outputs = [summary("input.0", 1, **read)], [summary("output.0", 2, **wrote)]
-    found = OverflowJudge().judge(OpTraits(), lambda: inputs, outputs)
+    found = OverflowJudge().judge(lambda: (OpTraits(), inputs), outputs)
     assert [(one.kind, one.sign) for one in (found.problems if found is not None else ())] == problems

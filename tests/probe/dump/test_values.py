@@ -11,6 +11,7 @@ import torch
 from graphprobe.engine.tensor_stats import stats_of
 from graphprobe.probe.dump import recorder
 from graphprobe.probe.dump.recorder import StatsMemo
+from graphprobe.probe.dump.tensors import MAX_TEXT, argument_of, slots_from_inputs, slots_from_outputs
 from graphprobe.records import TensorMeta
 from graphprobe.store import DumpedOp
 
@@ -217,3 +218,27 @@ def test_values_on_a_device(backend: str, data: str, dumping: Any) -> None:
         assert op.values()["output.0"].raw().tobytes() == raw(before)
     else:
         assert stats_of(before).digest in {row.digest for row in found.folder.stats()}
+
+
+def test_slots_of_inputs_and_outputs() -> None:
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    args = (a, 2.0, [None, b, [c]], [1, 2], [], None, {"x": a, "y": 1})
+    found = list(slots_from_inputs(args, {"bias": b, "dim": 1}))
+    names = "input.0 input.1 input.2.0 input.2.1 input.2.2.0 input.3 input.4 input.5 input.6.x input.6.y"
+    assert [name for name, _ in found] == [*names.split(), "kwarg.bias", "kwarg.dim"]
+    by_name = dict(found)
+    assert by_name["input.2.1"] is b and by_name["input.2.2.0"] is c and by_name["input.2.0"] is None
+    assert by_name["input.3"] == [1, 2]
+    assert [name for name, _ in slots_from_outputs(a)] == ["output.0"]
+    found = list(slots_from_outputs((a, None, [b])))
+    assert [name for name, _ in found] == ["output.0", "output.1", "output.2.0"]
+
+
+def test_texts_of_arguments() -> None:
+    told = [(one.type, one.text) for one in (argument_of("input.1", value) for value in (None, -0.0, float("nan")))]
+    assert told == [("NoneType", "None"), ("float", "-0.0"), ("float", "nan")]
+    assert argument_of("input.1", [torch.float32, (1,)]).text == "[torch.float32, (1,)]"
+    long = argument_of("input.1", "x" * 10_000).text
+    assert long.endswith("… (10002 characters)")
+    assert len(long) < MAX_TEXT + 30
+    assert argument_of("input.1", object()).text == "<builtins.object>"

@@ -28,9 +28,8 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.probe.api.plan import ApiPlan
 from graphprobe.probe.api.value_slots import INPUTS, Values, output_name, take
-from graphprobe.store.api_records import ApiSlot, RawCall, Slot
-from graphprobe.store.api_writer import ApiWriter
-from graphprobe.store.calls import CallDirection, CallKind, CompiledRegion, SlotRole
+from graphprobe.store.api_writer import ApiWriter, Head, RawCall, Slot
+from graphprobe.store.calls import ApiSlot, CallDirection, CompiledRegion, SlotRole
 
 logger = logging.getLogger("graphprobe")
 
@@ -51,20 +50,6 @@ _NO_SLOTS: frozenset[int] = frozenset()
 _ONE_EACH: dict[int, int] = {}
 _NOTHING: dict[int, Any] = {}
 """Never added to: before a backward begins and after it is over."""
-
-
-class Head(msgspec.Struct, gc=False):
-    """What a backward has in common with its forward."""
-
-    step: int
-    kind: CallKind
-    api: str
-    label: str
-    number: int
-    module: str
-    source: str
-    stack: tuple[str, ...]
-    thread: str
 
 
 class ThreadState(threading.local):
@@ -123,24 +108,9 @@ class Collector:
         values = self.values
         if values.notes:
             notes, values.notes = (*notes, *values.notes), []
-        self.writer.hand_in(
-            RawCall(
-                head.step,
-                head.kind,
-                head.api,
-                f"{head.label}.{direction}",
-                direction,
-                head.number,
-                head.module,
-                head.source,
-                head.stack,
-                head.thread if direction == "forward" else self.state.name,
-                slots if self.plan.mode != "stack" else [],
-                notes,
-                _SLOT_BYTES * (len(slots) + 1),
-                compiled,
-            )
-        )
+        thread = head.thread if direction == "forward" else self.state.name
+        slots = slots if self.plan.mode != "stack" else []
+        self.writer.hand_in(RawCall(head, direction, thread, slots, notes, _SLOT_BYTES * (len(slots) + 1), compiled))
 
     def backward_began(self, task: int, finish: Callable[[], None]) -> None:
         """Some nodes of a call have run in this backward, and others may never: then its end calls `finish`."""
@@ -409,8 +379,8 @@ class OpenCall:
     """
 
     __slots__ = (
-        "_doubts", "_edges", "_gradients", "_outputs", "_results", "_sequence", "_session", "_tensors",
-        "changes", "compiled", "head", "notes", "only_backward", "slots",
+        "_doubts", "_edges", "_gradients", "_outputs", "_results", "_sequence", "_tensors",
+        "changes", "compiled", "head", "notes", "only_backward", "session", "slots",
     )  # fmt: skip
 
     def __init__(self, session: Collector, head: Head, *, changes: bool, only_backward: bool) -> None:
@@ -420,7 +390,7 @@ class OpenCall:
         self.compiled: CompiledRegion | None = None
         self.changes = changes
         self.only_backward = only_backward
-        self._session = session
+        self.session = session
         self._tensors: list[tuple[str, torch.Tensor, int | None]] = []
         self._edges: list[tuple[str, Edge]] = []
         self._outputs: list[tuple[str, torch.Tensor]] = []
@@ -454,7 +424,7 @@ class OpenCall:
 
     def _slot(self, name: str, role: SlotRole, tensor: torch.Tensor) -> Slot:
         try:
-            return self._session.values.slot(name, role, tensor)
+            return self.session.values.slot(name, role, tensor)
         except Exception as error:  # one value is missing, and the dump goes on
             return ApiSlot(name, role, missing=f"it could not be looked at: {type(error).__name__}: {error}")
 
@@ -484,7 +454,7 @@ class OpenCall:
 
     def close(self) -> None:
         """Hand in the record, and watch for the backward."""
-        session = self._session
+        session = self.session
         if not self.only_backward:
             session.submit(self.head, "forward", self.slots, tuple(self.notes), compiled=self.compiled)
         if self._outputs and session.plan.mode != "stack":
@@ -496,7 +466,7 @@ class OpenCall:
         """Hand in what there is of a call that raised."""
         self.notes.append(f"raised {type(error).__name__}")
         if not self.only_backward:
-            self._session.submit(self.head, "forward", self.slots, tuple(self.notes))
+            self.session.submit(self.head, "forward", self.slots, tuple(self.notes))
         self._tensors, self._edges = [], []
 
     def _add_result(self, name: str, role: SlotRole, tensor: torch.Tensor) -> None:
@@ -507,9 +477,9 @@ class OpenCall:
             self._outputs.append((name, tensor))
 
     def _differs(self, name: str, tensor: torch.Tensor) -> bool:
-        self._session.values.forget(tensor)
+        self.session.values.forget(tensor)
         before = next((slot for slot in self.slots if slot.name == name), None)
-        now = self._session.values.slot(name, "output", tensor)
+        now = self.session.values.slot(name, "output", tensor)
         if before is None or callable(before.stats) or callable(now.stats) or before.stats is None or now.stats is None:
             return before is not None and callable(before.stats)
         return before.stats.digest != now.stats.digest

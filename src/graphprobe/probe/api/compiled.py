@@ -24,8 +24,7 @@ from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.patched import ApiMode
 from graphprobe.probe.api.session import ApiSession
-from graphprobe.store.api_records import ApiSlot
-from graphprobe.store.calls import COMPILED, CompiledRegion
+from graphprobe.store.calls import COMPILED, ApiSlot, CompiledRegion
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 

@@ -23,8 +23,8 @@ from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, argumen
 from graphprobe.probe.api.session import ApiSession
 from graphprobe.report.document import Command, Content, DocumentVerdict, Facts, Tone, counted
 from graphprobe.store.api_reader import manifest_in
-from graphprobe.store.api_records import DumpData, DumpLevel, DumpMode
 from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
+from graphprobe.store.calls import DumpData, DumpLevel, DumpMode
 
 _open: list[ApiDumper] = []
 
@@ -200,22 +200,8 @@ def dump(
     Raises:
         UsageError: an argument cannot be, two exclude each other, or the file is wrong. Nothing has been made then.
     """
-    given = {
-        "path": path,
-        "data": data,
-        "level": level,
-        "mode": mode,
-        "scope": scope,
-        "steps": steps,
-        "apis": apis,
-        "sample": sample,
-        "stack": stack,
-        "optimizer": optimizer,
-        "step_at": step_at,
-        "budget_bytes": budget_bytes,
-    }
-    arguments = arguments_from_file(os.fspath(config)) if config is not None else {}
-    arguments |= {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in locals().items() if value is not None and name not in ("model", "config")}
+    arguments = (arguments_from_file(os.fspath(config)) if config is not None else {}) | given
     plan = plan_from_arguments(arguments)
     _check_model(model)
     return ApiDumper(plan, model=model)

@@ -16,7 +16,7 @@ from graphprobe.internals.operators.api_calls import put_back, take_out
 from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.session import ApiSession
-from graphprobe.probe.api.value_slots import has_tensor, scalar_of
+from graphprobe.probe.dump.tensors import has_tensor, scalar_of
 
 IMPLEMENTATION = frozenset(("foreach", "fused", "capturable", "differentiable"))
 """Options of torch's optimizers that change how a step is computed, and not what."""

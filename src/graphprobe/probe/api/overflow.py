@@ -23,30 +23,26 @@ import torch
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
-from graphprobe.engine.tensor_stats import readable
 from graphprobe.errors import EXIT_FOUND, GraphprobeError, UsageError
 from graphprobe.internals.operators.autograd_edges import innermost_function_mode, running_node, sequence_number
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.api.api_names import info_of
+from graphprobe.probe.api.plan import info_of
 from graphprobe.probe.api.session import Frames
-from graphprobe.probe.api.value_slots import scalar_of
 from graphprobe.probe.dump.overflow_rules import (
     SKIPPED,
-    FloatSummary,
     OverflowJudge,
     elements,
     in_words,
     judged,
     memory_of,
-    summary,
 )
-from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.dump.tensors import dump_value, leaves, scalar_of, slots_from_inputs, slots_from_outputs
 from graphprobe.probe.dump.traits import BOTH, MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import CallDirection
-from graphprobe.store.dump_dtypes import STORED_DTYPES
-from graphprobe.store.dump_records import slots_from_inputs, slots_from_outputs
+from graphprobe.store.dump_dtypes import Array, bits_from_bytes
+from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.foreign.names import foreign_from_api
 from graphprobe.store.foreign.ptdbg_write import PtdbgWriter, timestamped
 
@@ -265,9 +261,9 @@ class OverflowWatch:
 
     def _tell_api(self, call: _OpenCall, result: Any) -> None:
         with quiet():
-            given = slots_from_inputs(call.args, call.kwargs, is_tensor=is_tensor)
+            given = slots_from_inputs(call.args, call.kwargs)
             inputs = [(slot, call.before.get(_place(value), value)) for slot, value in given]
-        outputs = list(slots_from_outputs(result, is_tensor=is_tensor))
+        outputs = list(slots_from_outputs(result))
         op, problems = call.origins[0]
         where = call.source, call.stack
         self._report(Overflow(0, call.api, call.number, "forward", op, *where, problems, inputs, outputs))
@@ -277,8 +273,7 @@ class OverflowWatch:
             return op.run()
         before = self._before(op) if op.target._schema.is_mutable else {}
         result = op.run()
-        outputs = list(slots_from_outputs(result, is_tensor=is_tensor))
-        self._guarded(lambda: self._judge_op(op, before, outputs))
+        self._guarded(lambda: self._judge_op(op, before, list(slots_from_outputs(result))))
         return result
 
     def _is_judged(self, op: EagerOp) -> bool:
@@ -303,45 +298,33 @@ class OverflowWatch:
         found: dict[str, torch.Tensor] = {}
         call = self._state.call
         with quiet():
-            for slot, value, _ in op.written():
-                for name, tensor in judged(list(slots_from_inputs((), {slot: value}, is_tensor=is_tensor))):
-                    copied = found[name.removeprefix("kwarg.")] = tensor.detach().clone()
-                    if call is not None:
-                        call.before.setdefault(_place(tensor), copied)
+            for slot, tensor in judged([leaf for name, value, _ in op.written() for leaf in leaves(name, value)]):
+                found[slot] = tensor.detach().clone()
+                if call is not None:
+                    call.before.setdefault(_place(tensor), found[slot])
         return found
 
     def _judge_op(self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values) -> None:
-        written = [found for slot, value in judged(outputs) if (found := summary(slot, value))]
-        if all(found.finite and not found.extremes for found in written):
-            self._judge.judge(NONE, list, written)
-            return
-        with quiet():
-            self._judge_odd(op, before, outputs, written)
+        inputs: Values = []
 
-    def _judge_odd(
-        self, op: EagerOp, before: dict[str, torch.Tensor], outputs: Values, written: list[FloatSummary]
-    ) -> None:
-        live = list(slots_from_inputs(op.args, op.kwargs, is_tensor=is_tensor))
-        if any(isinstance(value, float) and math.isnan(value) for _, value in live):
-            return  # asked for, as by `fill_(nan)`
-        inputs = [(slot, before.get(slot, value)) for slot, value in live]
-        own = dict(live)
-        read = [
-            found._replace(memory=memory_of(own[slot]))
-            for slot, value in judged(inputs)
-            if (found := summary(slot, value))
-        ]
-        traits = traits_of(op, inputs, outputs)
-        verdict = self._judge.judge(traits, lambda: read, written)
-        if verdict is None or verdict.role != "origin":
-            return
-        values = dict(outputs)
-        problems = tuple(in_words([elements(values[problem.slot], problem)]) for problem in verdict.problems)
+        def known() -> tuple[OpTraits, Values, Values]:
+            live = list(slots_from_inputs(op.args, op.kwargs))
+            inputs.extend((slot, before.get(slot, value)) for slot, value in live)
+            return traits_of(op, inputs, outputs), inputs, live
+
+        with quiet():
+            verdict = self._judge.look(known, outputs)
+            if verdict is None or verdict.role != "origin":
+                return
+            if any(isinstance(value, float) and math.isnan(value) for _, value in inputs):
+                return  # asked for, as by `fill_(nan)`
+            values = dict(outputs)
+            problems = tuple(in_words([elements(values[problem.slot], problem)]) for problem in verdict.problems)
         call = self._state.call
         if call is not None:
             call.origins.append((op.name, problems))
-            return
-        self._tell_op(op, problems, inputs, outputs)
+        else:
+            self._tell_op(op, problems, inputs, outputs)
 
     def _tell_op(self, op: EagerOp, problems: tuple[str, ...], inputs: Values, outputs: Values) -> None:
         node = running_node()
@@ -425,17 +408,10 @@ class OverflowFiles:
         self.written.append(text)
 
 
-def _bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+def _bits_of(tensor: torch.Tensor) -> Array | None:
     """Values in numpy's own dtype, or as unsigned integers; None of a tensor without memory of its own."""
+    value: Any = dump_value("", "input", tensor, stats=False, pool=CopyPool(0))
     try:
-        plain = readable(tensor.detach()).to("cpu").contiguous()
-    except (UsageError, RuntimeError):
+        return bits_from_bytes(np.asarray(value.data()), value.meta.dtype, value.meta.shape)
+    except (ValueError, RuntimeError):
         return None
-    known = STORED_DTYPES.get(str(plain.dtype).removeprefix("torch."))
-    if known is None:
-        return None
-    if known.numpy is not None:
-        values: np.ndarray[Any, Any] = plain.numpy()
-        return values
-    raw = plain.reshape(-1).view(torch.uint8).numpy()
-    return raw.view(f"uint{8 * known.size_bytes}").reshape(tuple(plain.shape))

@@ -18,8 +18,8 @@ from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.operators.api_calls import FunctionApply
 from graphprobe.internals.operators.autograd_edges import unseen
-from graphprobe.probe.api.api_names import FunctionInfo, info_of
 from graphprobe.probe.api.call import OpenCall
+from graphprobe.probe.api.plan import info_of
 from graphprobe.probe.api.session import ApiSession
 
 COLLECTIVES = (
@@ -74,10 +74,11 @@ class PatchedCalls:
         if not _watches(session):
             return original(cls, *args, **kwargs)
         api = f"{cls.__module__}.{cls.__qualname__}"
-        call = _begin(session, api, cls.__name__, args, kwargs, changes=False)
+        with unseen():
+            call = _begin(session, api, cls.__name__, (api, cls.__name__, api.rpartition(".")[2]), args, kwargs)
         if call is None:
             return original(cls, *args, **kwargs)
-        return _run(session, call, lambda: original(cls, *args, **kwargs))
+        return _run(session, call, _end, original, (cls, *args), kwargs)
 
     def _collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self._session
@@ -86,13 +87,15 @@ class PatchedCalls:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if not _watches(session):
                 return original(*args, **kwargs)
-            name = original.__name__
-            call = _begin(session, f"torch.distributed.{name}", f"distributed.{name}", args, kwargs, changes=True)
+            label = f"distributed.{original.__name__}"
+            with unseen():
+                names = (f"torch.{label}", label, original.__name__)
+                call = _begin(session, names[0], label, names, args, kwargs, changes=True)
             session.state.off += 1  # they call each other, and torch
             try:
                 if call is None:
                     return original(*args, **kwargs)
-                return _run(session, call, lambda: original(*args, **kwargs), collective=True)
+                return _run(session, call, _end_collective, original, args, kwargs)
             finally:
                 session.state.off -= 1
                 session.values.forget_all()
@@ -105,25 +108,39 @@ def _watches(session: ApiSession) -> bool:
 
 
 def _begin(
-    session: ApiSession, api: str, label: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, changes: bool
+    session: ApiSession,
+    api: str,
+    label: str,
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    changes: bool = False,
 ) -> OpenCall | None:
+    """The call of the caller's caller."""
     try:
         modules = session.modules
         path = modules[-1][1] if modules else ""
-        names = (api, label, api.rpartition(".")[2])
         call = session.begin("api", api, label, names, sys._getframe(2), module=path, changes=changes)
         if call is not None:
-            with unseen():
-                call.take_inputs(args, kwargs)
+            call.take_inputs(args, kwargs)
         return call
     except Exception as error:
         session.fail("calls", error)
         return None
 
 
-def _run(session: ApiSession, call: OpenCall, run: Callable[[], Any], *, collective: bool = False) -> Any:
+def _run(
+    session: ApiSession,
+    call: OpenCall,
+    end: Callable[[OpenCall, Any], None],
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run what a call stands for; `end` takes what it returned."""
     try:
-        result = run()
+        result = func(*args, **kwargs)
     except BaseException as error:
         try:
             call.raised(error)
@@ -131,21 +148,29 @@ def _run(session: ApiSession, call: OpenCall, run: Callable[[], Any], *, collect
             session.fail("calls", own)
         raise
     try:
-        with unseen():
-            if not collective:
-                call.take_results(result)
-            elif result is not None and hasattr(result, "wait"):  # it has only begun: there are no results yet
-                session.values.forget_all()
-                for tensor in call.tensors():
-                    session.values.unwatch(tensor)
-                call.notes.append("asynchronous: values after the call are not recorded")
-            else:  # its tensors are its results, too
-                session.values.forget_all()
-                call.take_all_again()
-            call.close()
+        end(call, result)
     except Exception as error:
         session.fail("calls", error)
     return result
+
+
+def _end(call: OpenCall, result: Any) -> None:
+    with unseen():
+        call.take_results(result)
+        call.close()
+
+
+def _end_collective(call: OpenCall, result: Any) -> None:
+    values = call.session.values
+    with unseen():
+        values.forget_all()
+        if result is not None and hasattr(result, "wait"):  # it has only begun: there are no results yet
+            for tensor in call.tensors():
+                values.unwatch(tensor)
+            call.notes.append("asynchronous: values after the call are not recorded")
+        else:  # its tensors are its results, too
+            call.take_all_again()
+        call.close()
 
 
 class ApiMode(TorchFunctionMode):
@@ -167,45 +192,16 @@ class ApiMode(TorchFunctionMode):
             session.values.unwatch(args[0])
         if info.skip or session.state.off:
             return func(*args, **kwargs)
-        call = self._begin(info, args, kwargs)
+        changes = info.changes or "out" in kwargs
+        call = _begin(session, info.api, info.label, info.names, args, kwargs, changes=changes)
         if call is None:
             return func(*args, **kwargs)
-        try:
-            result = func(*args, **kwargs)
-        except BaseException as error:
-            try:
-                call.raised(error)
-            except Exception as own:
-                session.fail("calls", own)
-            raise
-        self._end(info, call, result)
-        return result
+        if info.doubtful:
+            call.doubt_all()
+        always = info.reads or info.changes
 
-    def _begin(self, info: FunctionInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
-        session = self._session
-        try:
-            modules = session.modules
-            call = session.begin(
-                "api",
-                info.api,
-                info.label,
-                info.names,
-                sys._getframe(2),
-                module=modules[-1][1] if modules else "",
-                changes=info.changes or "out" in kwargs,
-            )
-            if call is not None:
-                call.take_inputs(args, kwargs)
-                if info.doubtful:
-                    call.doubt_all()
-            return call
-        except Exception as error:
-            session.fail("calls", error)
-            return None
-
-    def _end(self, info: FunctionInfo, call: OpenCall, result: Any) -> None:
-        try:
-            if call.take_results(result) or info.reads or info.changes:
+        def end(call: OpenCall, result: Any) -> None:
+            if call.take_results(result) or always:
                 call.close()
-        except Exception as error:
-            self._session.fail("calls", error)
+
+        return _run(session, call, end, func, args, kwargs)

@@ -18,9 +18,9 @@ import torch
 import graphprobe
 from graphprobe.internals.operators.api_calls import running_modules
 from graphprobe.internals.operators.autograd_edges import graph_task, in_compiled_backward
-from graphprobe.probe.api.call import Collector, Head, OpenCall
+from graphprobe.probe.api.call import Collector, OpenCall
 from graphprobe.probe.api.plan import ApiPlan, CallSelection
-from graphprobe.store.api_writer import ApiWriter
+from graphprobe.store.api_writer import ApiWriter, Head
 from graphprobe.store.calls import CallKind
 
 _HIDDEN = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, graphprobe))

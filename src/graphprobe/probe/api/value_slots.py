@@ -1,15 +1,14 @@
 """From a live tensor to a slot: its statistics and, on request, its values, as they are at this moment.
 
 What has been seen already is not looked at again: a tensor is known by its identity, memory and version counter as long
-as it lives, and memory by its address; what the counter does not see (`LEAKS` in `api_names`) is never taken as known.
+as it lives, and memory by its address; what the counter does not see (`LEAKS` in `plan`) is never taken as known.
 Parameters, buffers and leaves are state; the rest is data, or a result.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -39,13 +38,11 @@ from graphprobe.internals.tensors import (
     physical,
     without_transforms,
 )
-from graphprobe.probe.dump.tensors import _memory, _to_host, is_capturing
+from graphprobe.probe.dump.tensors import PLAIN_SCALARS, _memory, _to_host, is_capturing, leaves, scalar_of
 from graphprobe.records import TensorMeta, TensorStats
-from graphprobe.store.api_records import ApiSlot, Handed, RawSlot, RawValue, Slot, value_name
-from graphprobe.store.api_writer import ApiWriter
-from graphprobe.store.calls import Holder, Scalar, SlotRole
+from graphprobe.store.api_writer import ApiWriter, Handed, RawSlot, RawValue, Slot, value_name
+from graphprobe.store.calls import ApiSlot, Holder, SlotRole
 from graphprobe.store.dump_queue import Array
-from graphprobe.store.dump_records import MAX_TEXT
 
 _MANY_HELD = 65536
 """Tensors from which those that are gone are forgotten."""
@@ -60,14 +57,6 @@ OnTensor = Callable[[str, SlotRole, torch.Tensor], None]
 
 INPUTS = tuple(f"input.{number}" for number in range(64))
 OUTPUTS = tuple(f"output.{number}" for number in range(64))
-_PLAIN_SCALARS = frozenset({int, float, bool, str, type(None), complex})
-_TOLD = (
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, type(Ellipsis), Enum, range, bytes,
-)  # fmt: skip
-"""Types whose `repr` is the same in every process."""
-_MAX_DEPTH = 8
-
-_cache: dict[tuple[type, Any], Scalar] = {}
 _slots: dict[tuple[str, type, Any], Slot] = {}
 
 
@@ -301,8 +290,8 @@ class Values:
 
     def _payload(self, tensor: torch.Tensor, digest: str) -> tuple[Handed, bool]:
         count, dtype = tensor.numel(), text_of(tensor.dtype)
-        every = self._sample if self._sample is not None and self._sample > 1 and count > 2 * ENDS else None
-        kept = count if every is None or count <= 2 * ENDS else 2 * ENDS + -(-(count - 2 * ENDS) // every)
+        every = self._every(count)
+        kept = count if every is None else 2 * ENDS + -(-(count - 2 * ENDS) // every)
         name = value_name(digest, dtype, kept, sample=every)
         handed = Handed(name)
         if name in self._handed:
@@ -327,11 +316,9 @@ class Values:
             if not self._keep or not tensor.numel():
                 return stats, None, False, ""
             flat = tensor.detach().contiguous().reshape(-1)
-            every = self._sample if self._sample is not None and self._sample > 1 else None
-            if every is not None and flat.numel() > 2 * ENDS:
+            every = self._every(flat.numel())
+            if every is not None:
                 flat = sampled_values(flat, every)
-            else:
-                every = None
             wait = _to_host(flat)
         count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
         handed = Handed(None)
@@ -339,6 +326,10 @@ class Values:
             RawValue(handed, stats, text_of(tensor.dtype), count, lambda: _array(wait()), every, size_bytes)
         )
         return stats, handed, every is not None, ""
+
+    def _every(self, count: int) -> int | None:
+        """Step of the sample of so many elements; None where all are kept."""
+        return self._sample if self._sample is not None and self._sample > 1 and count > 2 * ENDS else None
 
     def _tidy(self) -> None:
         for one, entry in list(self._known.items()):
@@ -351,8 +342,6 @@ class Values:
 
 def sampled_values(flat: torch.Tensor, every: int) -> torch.Tensor:
     """The first 256, every n-th of the middle, the last 256, of a 1-d tensor."""
-    if flat.numel() <= 2 * ENDS:
-        return flat
     return torch.cat((flat[:ENDS], flat[ENDS:-ENDS:every], flat[-ENDS:]))
 
 
@@ -381,28 +370,24 @@ def output_name(number: int) -> str:
     return OUTPUTS[number] if number < len(OUTPUTS) else f"output.{number}"
 
 
-def take(name: str, role: SlotRole, value: Any, slots: list[Slot], on_tensor: OnTensor, depth: int = 0) -> None:
+def take(name: str, role: SlotRole, value: Any, slots: list[Slot], on_tensor: OnTensor) -> None:
     """Put `value` into `slots` under `name`; each tensor in it, however deep, goes to `on_tensor` in its place."""
     kind = type(value)
     if kind in PLAIN_TYPES:
         on_tensor(name, role, value)
-    elif kind in _PLAIN_SCALARS:
+    elif kind in PLAIN_SCALARS:
         slots.append(scalar_slot(name, role, value))
-    elif isinstance(value, torch.Tensor):
-        on_tensor(name, role, value)
-    elif depth < _MAX_DEPTH and isinstance(value, list | tuple) and has_tensor(value):
-        for number, item in enumerate(value):
-            take(f"{name}.{number}", role, item, slots, on_tensor, depth + 1)
-    elif depth < _MAX_DEPTH and isinstance(value, Mapping) and has_tensor(value):
-        for key, item in value.items():
-            take(f"{name}.{key}", role, item, slots, on_tensor, depth + 1)
     else:
-        slots.append(ApiSlot(name, role, None, None, scalar_of(value)))
+        for leaf, item in leaves(name, value):
+            if isinstance(item, torch.Tensor):
+                on_tensor(leaf, role, item)
+            else:
+                slots.append(scalar_slot(leaf, role, item))
 
 
 def scalar_slot(name: str, role: SlotRole, value: Any) -> Slot:
-    """The slot of a number, a text or None; programs pass the same ones again and again."""
-    if value == 0 or role != "input":  # the sign of zero is in the text and not in the key
+    """The slot of what is no tensor; programs pass the same numbers and texts again and again."""
+    if type(value) not in PLAIN_SCALARS or value == 0 or role != "input":  # the sign of zero is in the text alone
         return ApiSlot(name, role, None, None, scalar_of(value))
     key = (name, type(value), value)
     found = _slots.get(key)
@@ -411,52 +396,3 @@ def scalar_slot(name: str, role: SlotRole, value: Any) -> Slot:
         if len(_slots) < 4096:
             _slots[key] = found
     return found
-
-
-def has_tensor(value: Any, depth: int = 0) -> bool:
-    """Whether there is a tensor in a list, tuple or mapping, or `value` is one."""
-    if isinstance(value, torch.Tensor):
-        return True
-    if depth < _MAX_DEPTH and isinstance(value, list | tuple):
-        return any(has_tensor(item, depth + 1) for item in value)
-    if depth < _MAX_DEPTH and isinstance(value, Mapping):
-        return any(has_tensor(item, depth + 1) for item in value.values())
-    return False
-
-
-def scalar_of(value: Any) -> Scalar:
-    """How an argument that is no tensor is kept; of a type with no text of its own, the name alone."""
-    kind = type(value)
-    if kind in _PLAIN_SCALARS:
-        # The sign of zero is in the text and not in the key.
-        if kind is float and value == 0:
-            return Scalar("float", repr(value))
-        key = (kind, value)
-        found = _cache.get(key)
-        if found is None:
-            found = Scalar(kind.__name__, _cut(repr(value)))
-            if len(_cache) < 4096:
-                _cache[key] = found
-        return found
-    return Scalar(kind.__name__, _cut(_text(value, 0)))
-
-
-def _text(value: Any, depth: int) -> str:
-    kind = type(value)
-    if kind in _PLAIN_SCALARS or isinstance(value, _TOLD):
-        return repr(value)
-    if depth < _MAX_DEPTH and isinstance(value, list | tuple) and len(value) <= MAX_TEXT:
-        inner = ", ".join(_text(item, depth + 1) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    if depth < _MAX_DEPTH and isinstance(value, dict) and len(value) <= MAX_TEXT:
-        inner = ", ".join(f"{_text(key, depth + 1)}: {_text(item, depth + 1)}" for key, item in value.items())
-        return f"{{{inner}}}"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return str(value)
-    return f"<{kind.__module__}.{kind.__qualname__}>"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"

@@ -25,9 +25,9 @@ from graphprobe.probe.dump.kernel import compile_watched
 from graphprobe.probe.dump.overflow import OverflowObserver, UncompiledOverflows
 from graphprobe.probe.dump.running import DumpGraph, DumpModel, DumpSession, Forward, GraphCall, GraphOp, under_way
 from graphprobe.probe.dump.sessions import begin_single_ops, session_for
-from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.dump.tensors import is_tensor, slots_from_inputs, slots_from_outputs
 from graphprobe.records import Direction
-from graphprobe.store.dump_records import Engine, slots_from_inputs, slots_from_outputs
+from graphprobe.store.dump_records import Engine
 
 Compiled = Callable[..., Any]
 
@@ -270,12 +270,12 @@ class _TellingInterpreter(Interpreter):
         except BaseException as error:
             self._call.raised(execution, error)
             raise
-        self._call.after(execution, list(slots_from_outputs(result, is_tensor=is_tensor)))
+        self._call.after(execution, list(slots_from_outputs(result)))
         return result
 
     def _inputs(self, node: Node) -> list[tuple[str, Any]]:
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        return list(slots_from_inputs(args, kwargs, is_tensor=is_tensor))
+        return list(slots_from_inputs(args, kwargs))
 
 
 class _Again:

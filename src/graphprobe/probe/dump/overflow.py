@@ -25,11 +25,10 @@ from graphprobe.probe.dump.overflow_rules import (
     memory_of,
     row_of,
     summary_from_row,
-    summary_of,
 )
 from graphprobe.probe.dump.running import DumpModel, GraphCall, GraphOp, OpExecution, Values
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op, logger
-from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.dump.tensors import is_tensor, read_back
 from graphprobe.probe.formats.literals import Literals, Unreproducible
 from graphprobe.store.dump_format import RECORD_KEY
 from graphprobe.store.dump_reader import OVERFLOW
@@ -121,7 +120,6 @@ class OverflowObserver(FindingObserver):
         super().__init__(plan, writer)
         self._held_bytes = held_bytes
         self._deferred = deferred
-        self._calls: dict[GraphCall, _OverflowCall] = {}
         self._steps: OrderedDict[tuple[int, int], _ModelStep] = OrderedDict()
         self._firsts: dict[int, tuple[GraphCall, _ModelStep, str]] = {}
         """By model, its first origin in words, with the call and the step."""
@@ -129,7 +127,7 @@ class OverflowObserver(FindingObserver):
 
     def before(self, execution: OpExecution) -> None:
         """Copies of what the op may write into; on a device of all it reads: others may write there."""
-        op, call = execution.op, self._calls.setdefault(execution.call, _OverflowCall())
+        op, call = execution.op, execution.call.state.setdefault(self, _OverflowCall())
         if self._defers(execution.inputs):
             inputs = self._copied(execution.inputs, call)
             execution.state[self] = inputs, self._rows("input", inputs, execution.inputs, call)
@@ -148,7 +146,7 @@ class OverflowObserver(FindingObserver):
         inputs, rows = execution.state.pop(self, (execution.inputs, []))
         if execution.op.info.op_type in SKIPPED:
             return
-        call, outputs = self._calls.setdefault(execution.call, _OverflowCall()), execution.outputs or ()
+        call, outputs = execution.call.state.setdefault(self, _OverflowCall()), execution.outputs or ()
         if self._defers(execution.inputs) or self._defers(outputs) or call.pending:
             if not rows:
                 rows = self._rows("input", inputs, execution.inputs, call)
@@ -158,20 +156,14 @@ class OverflowObserver(FindingObserver):
             if call.held_bytes > self._held_bytes:
                 self._settle(execution.call, call)
             return
-        step = self._step(execution.call)
-
-        def read() -> list[FloatSummary]:
-            live = dict(execution.inputs)
-            return [summary_of(slot, value)._replace(memory=memory_of(live[slot])) for slot, value in judged(inputs)]
-
-        written = [summary_of(slot, value) for slot, value in judged(outputs)]
-        verdict = step.judge.judge(execution.op.traits, read, written)
+        known = execution.op.traits, inputs, execution.inputs
+        verdict = self._step(execution.call).judge.look(lambda: known, outputs)
         if verdict is not None:
             self._tell(execution.call, execution.op, verdict, inputs, outputs, time.time_ns())
 
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
         self._seen += 1
-        under_way = self._calls.pop(call, None)
+        under_way = call.state.pop(self, None)
         if under_way is not None:
             self._settle(call, under_way)
         step = self._step(call)
@@ -226,19 +218,14 @@ class OverflowObserver(FindingObserver):
         """Read back all flags so far, with one wait for each device, and judge the ops in order."""
         pending, rows = call.pending, call.rows
         call.pending, call.rows, call.held_bytes = [], [], 0
-        on: dict[torch.device, list[int]] = {}
-        for index, row in enumerate(rows):
-            on.setdefault(row.device, []).append(index)
-        numbers: dict[int, list[float]] = {}
-        with quiet():
-            for indices in on.values():
-                numbers |= zip(indices, torch.stack([rows[index] for index in indices]).tolist(), strict=True)
+        numbers = read_back(rows)
         step = self._step(graph_call)
         for item in pending:
             sides: dict[str, list[FloatSummary]] = {"input": [], "output": []}
             for side, slot, memory, dtype, index in item.rows:
                 sides[side].append(summary_from_row(slot, memory, dtype, numbers[index]))
-            verdict = step.judge.judge(item.op.traits, lambda read=sides["input"]: read, sides["output"])  # type: ignore[misc]
+            known = item.op.traits, sides["input"]
+            verdict = step.judge.judge(lambda known=known: known, sides["output"])  # type: ignore[misc]
             if verdict is not None:
                 self._tell(graph_call, item.op, verdict, item.inputs, item.outputs, item.time_ns)
 

@@ -93,17 +93,31 @@ class OverflowJudge:
     def __init__(self) -> None:
         self._spoiled: set[int] = set()
 
+    def look(self, known: Callable[[], tuple[OpTraits, Values, Values]], outputs: Values) -> OverflowVerdict | None:
+        """The verdict on an op whose values can be looked at now; `known` is called only when an output is odd.
+
+        It returns what the op means, its inputs as they were before it, and the program's own, which tell where they
+        lie.
+        """
+
+        def read() -> tuple[OpTraits, Sequence[FloatSummary]]:
+            traits, inputs, live = known()
+            own = dict(live)
+            return traits, [one._replace(memory=memory_of(own[one.slot])) for one in summaries(inputs)]
+
+        return self.judge(read, summaries(outputs))
+
     def judge(
-        self, traits: OpTraits, inputs: Callable[[], Sequence[FloatSummary]], outputs: Sequence[FloatSummary]
+        self, known: Callable[[], tuple[OpTraits, Sequence[FloatSummary]]], outputs: Sequence[FloatSummary]
     ) -> OverflowVerdict | None:
-        """The verdict on an op; `inputs` is called only when something about the outputs is odd."""
+        """The same from numbers: `known` returns what the op means, and those of its inputs."""
         odd = [found for found in outputs if not found.finite or found.extremes]
         for found in outputs:
             if found.finite:
                 self._spoiled.discard(found.memory)
         if not odd:
             return None
-        read = inputs()
+        traits, read = known()
         spoiled = any(not found.finite and found.memory in self._spoiled for found in read)
         nan = any(found.nan for found in read)
         signs = frozenset().union(*(found.signs for found in read))
@@ -193,13 +207,15 @@ def summary_from_row(slot: str, memory: int, dtype: torch.dtype, row: Sequence[f
     return FloatSummary(slot, memory, int(nan), int(positive), int(negative), low, high, limit_of(dtype))
 
 
-def summary(slot: str, tensor: torch.Tensor) -> FloatSummary | None:
-    """Of a tensor on any device, for which it waits; None of one that cannot be read there."""
-    if tensor.is_cpu:
-        return summary_of(slot, tensor)
-    with quiet():
-        row = row_of(tensor)
-    return None if row is None else summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist())
+def summaries(values: Values) -> list[FloatSummary]:
+    """Those of tensors on any device, for which it waits."""
+    found = []
+    for slot, tensor in judged(values):
+        if tensor.is_cpu:
+            found.append(summary_of(slot, tensor))
+        elif (row := row_of(tensor)) is not None:
+            found.append(summary_from_row(slot, memory_of(tensor), tensor.dtype, row.tolist()))
+    return found
 
 
 def elements(tensor: torch.Tensor, problem: BadOutput) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from graphprobe.probe.dump.running import (
     why_no_call,
 )
 from graphprobe.probe.dump.single_ops import MODEL
-from graphprobe.probe.dump.tensors import dump_value, live_stats, stream_of
+from graphprobe.probe.dump.tensors import argument_of, dump_value, live_stats, stream_of
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.dump_format import OpForm
-from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot, argument_from_value
+from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot
 from graphprobe.store.dump_writer import DumpWriter
 
 _forms = Forms()
@@ -265,7 +265,7 @@ class OpRecorder(OpObserver):
             if narrowed is not None and not narrowed.keeps(side, _position(name)):
                 continue
             if not isinstance(value, torch.Tensor):
-                kept.arguments.append(argument_from_value(name, value))
+                kept.arguments.append(argument_of(name, value))
                 continue
             if memo is not None:
                 try:

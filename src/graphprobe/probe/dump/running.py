@@ -284,51 +284,36 @@ class GraphCall:
         if index not in self.wanted:
             return None
         execution = OpExecution(self.graph.ops[index], self, inputs)
-        for item in self._observers_of(index):
-            try:
-                item[0].before(execution)
-            except Exception as error:
-                self._detach(item, error, index)
+        self._tell(index, "before", execution)
         return execution
 
     def after(self, execution: OpExecution | None, outputs: Values) -> None:
         """It has run, and wrote `outputs`."""
         if execution is not None:
             execution.outputs = outputs
-            index = execution.op.index
-            for item in self._observers_of(index):
-                try:
-                    item[0].after(execution)
-                except Exception as error:
-                    self._detach(item, error, index)
+            self._tell(execution.op.index, "after", execution)
 
     def raised(self, execution: OpExecution | None, error: BaseException) -> None:
         """It has raised."""
         if execution is not None:
-            index = execution.op.index
-            for item in self._observers_of(index):
-                try:
-                    item[0].raised(execution, error)
-                except Exception as own:
-                    self._detach(item, own, index)
+            self._tell(execution.op.index, "raised", execution, error)
 
     def end(self, error: BaseException | None = None) -> None:
         """The graph has returned, or raised."""
-        for item in self._observers:
+        self._tell(None, "call_ends", self, error)
+
+    def _tell(self, index: int | None, event: str, *what: Any) -> None:
+        """Tell those that want the op, None: all. The program must not see our faults: one that fails is detached."""
+        found = self._observers
+        if index is not None and not self._alike:
+            found = tuple([item for item in found if index in item[1]])
+        for item in found:  # not changed when one is detached meanwhile
             try:
-                item[0].call_ends(self, error)
-            except Exception as own:
-                self._detach(item, own, None)
-
-    def _observers_of(self, index: int) -> Sequence[tuple[OpObserver, frozenset[int]]]:
-        """Those that want an op which somebody wants. Not changed when one is detached meanwhile."""
-        return self._observers if self._alike else [item for item in self._observers if index in item[1]]
-
-    def _detach(self, item: tuple[OpObserver, frozenset[int]], error: Exception, index: int | None) -> None:
-        """The program must not see our faults."""
-        self._observers = tuple(other for other in self._observers if other is not item)
-        where = self.graph.ops[index].info.op_name if index is not None else repr(self.graph)
-        self.session.detach(item[0], error, where)
+                getattr(item[0], event)(*what)
+            except Exception as error:
+                self._observers = tuple(other for other in self._observers if other is not item)
+                where = self.graph.ops[index].info.op_name if index is not None else repr(self.graph)
+                self.session.detach(item[0], error, where)
 
 
 class _CallsUnderWay(threading.local):

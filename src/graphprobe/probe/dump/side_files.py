@@ -25,10 +25,10 @@ from graphprobe.probe.dump.running import (
     place_of,
     why_no_call,
 )
-from graphprobe.probe.dump.tensors import dump_value, is_tensor
+from graphprobe.probe.dump.tensors import argument_of, dump_value, is_tensor
 from graphprobe.store import dump_records
 from graphprobe.store.dump_reader import FINDINGS
-from graphprobe.store.dump_records import Place, Side, argument_from_value
+from graphprobe.store.dump_records import Place, Side
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.files import replace_file
 from graphprobe.store.manifest import AppendFile
@@ -99,7 +99,7 @@ class FindingObserver(OpObserver):
             if is_tensor(value):
                 values.append(dump_value(slot, side, value, stats=stats, pool=writer.pool))
             else:
-                arguments.append(argument_from_value(slot, value))
+                arguments.append(argument_of(slot, value))
         place, time_ns = self.place(call), time_ns or time.time_ns()
         seq = writer.submit(op.info, place, values, arguments=arguments, notes=(*op.notes, *notes), time_ns=time_ns)
         if seq is None:

@@ -22,12 +22,12 @@ from graphprobe.probe.dump.running import (
     StepCounter,
     under_way,
 )
-from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.dump.tensors import is_tensor, slots_from_inputs, slots_from_outputs
 from graphprobe.probe.dump.traits import OpTraits
 from graphprobe.records import Direction
 from graphprobe.scope import in_block
 from graphprobe.select import OpFacts
-from graphprobe.store.dump_records import OpInfo, slots_from_inputs, slots_from_outputs
+from graphprobe.store.dump_records import OpInfo
 
 if TYPE_CHECKING:
     from graphprobe.probe.dump.running import DumpSession
@@ -113,7 +113,7 @@ class SingleOps(OpObserver):
             lines = program_lines()
             if lines is None:
                 return None, None
-            inputs = list(slots_from_inputs(op.args, op.kwargs, is_tensor=is_tensor))
+            inputs = list(slots_from_inputs(op.args, op.kwargs))
             graph = self._graph(op, lines)
             _, call = self._session.begin(graph, [value for _, value in inputs if is_tensor(value)])
             return call, None if call is None else call.before(0, inputs)
@@ -205,7 +205,7 @@ def _outputs(op: EagerOp, result: Any) -> list[tuple[str, Any]]:
     """What it returned, and after that what it wrote into without returning it."""
     results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
     results += [value for _, value, returned in op.written() if not returned]
-    return list(slots_from_outputs(results, is_tensor=is_tensor))
+    return list(slots_from_outputs(results))
 
 
 def _notes(op: EagerOp) -> Iterable[str]:

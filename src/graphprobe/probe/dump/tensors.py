@@ -1,9 +1,10 @@
-"""From a live tensor to what the writer takes: its bytes, or its statistics, without waiting for a device."""
+"""From a live value to what a writer takes: names of slots, texts of arguments, bytes or statistics of tensors."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,109 @@ from graphprobe.errors import GraphprobeError
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.records import TensorStats
+from graphprobe.store.calls import Scalar
 from graphprobe.store.dump_queue import Array, CopyPool
-from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side
+from graphprobe.store.dump_records import Argument, Buffer, Data, DumpValue, Side
+
+MAX_TEXT = 4096
+"""Longest text kept of an argument that is no tensor, in characters."""
+
+PLAIN_SCALARS = frozenset({int, float, bool, str, type(None), complex})
+_TOLD = (
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, type(Ellipsis), Enum, range, bytes,
+)  # fmt: skip
+"""Types whose `repr` is the same in every process."""
+_MAX_DEPTH = 8
+
+_scalars: dict[tuple[type, Any], Scalar] = {}
 
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a tensor, of any class."""
     return isinstance(value, torch.Tensor)
+
+
+def slots_from_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
+    """Each tensor among the arguments and each argument without any, by slot, in order.
+
+    The second positional argument is `input.1`, the third of a list in its place `input.1.2`, a keyword `kwarg.bias`.
+    """
+    for index, value in enumerate(args):
+        yield from leaves(f"input.{index}", value)
+    for name, value in kwargs.items():
+        yield from leaves(f"kwarg.{name}", value)
+
+
+def slots_from_outputs(result: object) -> Iterator[tuple[str, Any]]:
+    """The same for what an op returned: a tensor is `output.0`, the second of a tuple `output.1`."""
+    for index, value in enumerate(result if isinstance(result, list | tuple) else (result,)):
+        yield from leaves(f"output.{index}", value)
+
+
+def leaves(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The items of a list, tuple or mapping that has a tensor in it, by slot; of anything else the value itself."""
+    if isinstance(value, torch.Tensor) or not has_tensor(value, depth):
+        yield name, value
+    else:
+        for key, item in _items(value):
+            yield from leaves(f"{name}.{key}", item, depth + 1)
+
+
+def has_tensor(value: object, depth: int = 0) -> bool:
+    """Whether there is a tensor in a list, tuple or mapping, or `value` is one."""
+    if isinstance(value, torch.Tensor):
+        return True
+    return depth < _MAX_DEPTH and any(has_tensor(item, depth + 1) for _, item in _items(value))
+
+
+def _items(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def argument_of(name: str, value: object) -> Argument:
+    """How an argument of an op that is no tensor is kept."""
+    found = scalar_of(value)
+    return Argument(name, found.type, found.text)
+
+
+def scalar_of(value: Any) -> Scalar:
+    """How an argument that is no tensor is kept; of a type with no text of its own, the name alone."""
+    kind = type(value)
+    if kind in PLAIN_SCALARS:
+        # The sign of zero is in the text and not in the key.
+        if kind is float and value == 0:
+            return Scalar("float", repr(value))
+        key = (kind, value)
+        found = _scalars.get(key)
+        if found is None:
+            found = Scalar(kind.__name__, _cut(repr(value)))
+            if len(_scalars) < 4096:
+                _scalars[key] = found
+        return found
+    return Scalar(kind.__name__, _cut(_text(value, 0)))
+
+
+def _text(value: Any, depth: int) -> str:
+    kind = type(value)
+    if kind in PLAIN_SCALARS or isinstance(value, _TOLD):
+        return repr(value)
+    if depth < _MAX_DEPTH and isinstance(value, list | tuple) and len(value) <= MAX_TEXT:
+        inner = ", ".join(_text(item, depth + 1) for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    if depth < _MAX_DEPTH and isinstance(value, dict) and len(value) <= MAX_TEXT:
+        inner = ", ".join(f"{_text(key, depth + 1)}: {_text(item, depth + 1)}" for key, item in value.items())
+        return f"{{{inner}}}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return str(value)
+    return f"<{kind.__module__}.{kind.__qualname__}>"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"
 
 
 def dump_value(name: str, side: Side, tensor: torch.Tensor, *, stats: bool, pool: CopyPool) -> DumpValue:
@@ -106,6 +203,18 @@ def _to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         return pinned
 
     return wait
+
+
+def read_back(rows: Sequence[torch.Tensor]) -> list[list[float]]:
+    """Numbers of equally many each, with one wait for each device."""
+    on: dict[torch.device, list[int]] = {}
+    for index, row in enumerate(rows):
+        on.setdefault(row.device, []).append(index)
+    found: dict[int, list[float]] = {}
+    with quiet():
+        for indices in on.values():
+            found |= zip(indices, torch.stack([rows[index] for index in indices]).tolist(), strict=True)
+    return [found[index] for index in range(len(rows))]
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import WeakMemory, span_of, version_of
 from graphprobe.probe.dump.running import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
-from graphprobe.probe.dump.tensors import is_tensor
+from graphprobe.probe.dump.tensors import is_tensor, read_back
 from graphprobe.select import LayerMatcher
 from graphprobe.store.dump_records import Side
 from graphprobe.store.dump_writer import DumpWriter
@@ -146,9 +146,9 @@ class WatchedValue:
                 self._digest = stats_of(tensor).digest if self.on_cpu else stats_async(tensor)
 
 
-def change_from_row(row: list[int], elements: int) -> Change | None:
+def change_from_row(row: Sequence[float], elements: int) -> Change | None:
     """What the numbers of `WatchedValue.compare` say, once they are on the host."""
-    count, first, last = row
+    count, first, last = map(int, row)
     if not count:
         return None
     return Change(count, first, last, elements) if count > 0 else Change(None, None, None, elements)
@@ -355,16 +355,10 @@ class WatchObserver(FindingObserver):
     def _settle(self, graph_call: GraphCall, call: _WatchedCall) -> None:
         """Read back what was found on devices, with one wait; of each value, the first change is told."""
         told: set[int] = set()
-        by_device: dict[torch.device, list[tuple[torch.Tensor, _Suspicion]]] = {}
-        for row, found in call.suspicions:
-            by_device.setdefault(row.device, []).append((row, found))
-        for suspicions in by_device.values():
-            with quiet():
-                rows = torch.stack([row for row, _ in suspicions]).tolist()
-            for (_, found), row in zip(suspicions, rows, strict=True):
-                change = change_from_row(row, found.value.elements)
-                if change is None or id(found.value) in told:
-                    continue
+        rows = read_back([row for row, _ in call.suspicions])
+        for (_, found), row in zip(call.suspicions, rows, strict=True):
+            change = change_from_row(row, found.value.elements)
+            if change is not None and id(found.value) not in told:
                 told.add(id(found.value))
                 self._report(graph_call, found, change)
         call.suspicions = []

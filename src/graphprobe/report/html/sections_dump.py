@@ -54,9 +54,16 @@ from graphprobe.report.html.table import (
 )
 from graphprobe.store.api_reader import ApiDump
 from graphprobe.store.calls import Call, CallDump, CallSlot, WithStatistics
-from graphprobe.store.dump_reader import FINDINGS, Elements, FindingLine, Found, Op, OutputProblem, findings_at
-from graphprobe.store.dump_reader import open_dump as open_graphs
-from graphprobe.store.graph_calls import GraphCalls
+from graphprobe.store.dump_reader import (
+    FINDINGS,
+    Elements,
+    FindingLine,
+    Found,
+    GraphCalls,
+    Op,
+    OutputProblem,
+    findings_at,
+)
 
 MOST_FINDINGS = 100
 """Findings that the page has; a dump has up to a thousand of each kind."""
@@ -315,7 +322,7 @@ def _sources(path: Path, dump: CallDump, given: Sequence[Path]) -> Sources:
     if isinstance(dump, ApiDump):
         manifests = [one.manifest for one in dump.by_rank.values()]
     elif isinstance(dump, GraphCalls):
-        manifests = [folder.manifest for folder in open_graphs(path).folders if folder.manifest is not None]
+        manifests = [folder.manifest for folder in dump.folders if folder.manifest is not None]
     ran_in = next((Path(manifest.cwd) for manifest in manifests[:1] if manifest.cwd), path.resolve().parent)
     started = [manifest.started_ns for manifest in manifests if manifest.started_ns]
     return Sources(Path.cwd(), given=given, recorded=ran_in, since_ns=min(started, default=None))

@@ -16,7 +16,7 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.calls import Call, CallDirection, CallDump, CallSlot, Scalar
-from graphprobe.store.dump_dtypes import STORED_DTYPES, widened
+from graphprobe.store.dump_dtypes import widened
 from graphprobe.store.files import claim_folder
 from graphprobe.store.foreign.checked import summary_from_stats
 from graphprobe.store.foreign.names import file_stem, foreign_from_api
@@ -105,11 +105,9 @@ class PtdbgWriter:
             sampled: whether `bits` are such a sample already.
         """
         if bits is not None:
-            known = STORED_DTYPES.get(meta.dtype)
             if dump_step > 1 and not sampled and bits.size > 2 * EDGE:
                 bits = sample(bits, dump_step)
-            values = bits if known is not None and known.numpy is not None else widened(bits, meta.dtype)[0]
-            np.save(self.data_dir / f"{name}.npy", values, allow_pickle=False)
+            np.save(self.data_dir / f"{name}.npy", widened(bits, meta.dtype)[0], allow_pickle=False)
         row: list[Any] = [name, dump_step, [], f"torch.{meta.dtype}", list(meta.shape)]
         self._line(row if stats is None else [*row, _row_of(stats)])
 
