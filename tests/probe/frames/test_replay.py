@@ -18,7 +18,7 @@ import graphprobe
 from conftest import ROOT, Finished
 from graphprobe.cli.main import main
 from graphprobe.probe import script
-from graphprobe.probe.frames.rebuild import Rebuilder
+from graphprobe.program_text.rebuild import Rebuilder
 from probe.frames.conftest import Recorded
 
 NAMES = (

@@ -28,9 +28,9 @@ from torch import nn
 
 from graphprobe.engine.replay import restore_all
 from graphprobe.engine.values import capture
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.program import CodeRecorder
-from graphprobe.probe.frames.rebuild import Placeholder, Rebuilder
+from graphprobe.program_text.encoding import Encoder
+from graphprobe.program_text.program import CodeRecorder
+from graphprobe.program_text.rebuild import Placeholder, Rebuilder
 
 
 class Round:

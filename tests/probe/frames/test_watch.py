@@ -19,7 +19,7 @@ from graphprobe.cli.main import main
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.probe.frames import on_failure, recorder
 from graphprobe.probe.frames.replaying import replay_frame
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.program_text.sources import NotRecordable
 from graphprobe.store import Run
 
 

@@ -15,10 +15,11 @@ from graphprobe.engine.values import capture, safetensors_bytes
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.formats import GUARD
-from graphprobe.probe.frames import rebuild, replaying
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.program import CodeRecorder
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.probe.frames import replaying
+from graphprobe.program_text import rebuild
+from graphprobe.program_text.encoding import Encoder
+from graphprobe.program_text.program import CodeRecorder
+from graphprobe.program_text.sources import NotRecordable
 from graphprobe.store import frame_record
 from graphprobe.store.frame_record import Failure, FrameRecord, UserLine
 from graphprobe.store.schema import is_json, json_from_value

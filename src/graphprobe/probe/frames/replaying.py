@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from graphprobe.engine.replay import Undecided, parse_safetensors, restore_all, say
-from graphprobe.probe.frames.rebuild import MAIN, Rebuilder
+from graphprobe.program_text.rebuild import MAIN, Rebuilder
 
 DYNAMO, SETTINGS, CONVERT_FRAME = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.convert_frame"
 REGISTRY = "torch._dynamo.backends.registry"

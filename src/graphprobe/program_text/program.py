@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from graphprobe.internals.dynamo.frame_failures import REGION, marked_function
-from graphprobe.probe.frames.encoding import Encoded, Encoder
-from graphprobe.probe.frames.libraries import RebuildCall, import_of, made_class, named_tuple
-from graphprobe.probe.frames.sources import (
+from graphprobe.program_text.encoding import Encoded, Encoder
+from graphprobe.program_text.libraries import RebuildCall, import_of, made_class, named_tuple
+from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
     attribute_names,

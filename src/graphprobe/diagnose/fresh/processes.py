@@ -27,7 +27,6 @@ import torch
 
 from graphprobe.diagnose.exceptions import origin_of_stack
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.settings import PACKAGES, Compilation, changed_settings
 from graphprobe.engine.forked_child import Board, Outcome, answer, end_with_parent, outcome_of, told_on
 from graphprobe.engine.replay import set_state
@@ -36,13 +35,14 @@ from graphprobe.engine.values import CapturedValues, capture, safetensors_bytes
 from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered
 from graphprobe.internals.names import require
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.libraries import RebuildCall
-from graphprobe.probe.frames.program import CodeRecorder
-from graphprobe.probe.frames.rebuild import Rebuilder
 from graphprobe.probe.frames.recorder import torch_state
 from graphprobe.probe.frames.replaying import configured, read_tensors
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.program_text.encoding import Encoder
+from graphprobe.program_text.libraries import RebuildCall
+from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.program import CodeRecorder
+from graphprobe.program_text.rebuild import Rebuilder
+from graphprobe.program_text.sources import NotRecordable
 from graphprobe.store.frame_record import RECORD, VALUES
 from graphprobe.store.schema import is_json
 

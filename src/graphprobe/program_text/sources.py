@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
-from graphprobe.probe.frames.rebuild import code_objects, find_class
+from graphprobe.program_text.rebuild import code_objects, find_class
 
 
 class NotRecordable(Exception):

@@ -13,8 +13,8 @@ import torch
 
 from graphprobe.engine.values import why_not
 from graphprobe.internals.dynamo.frame_failures import uncompiled
-from graphprobe.probe.frames import libraries
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.program_text import libraries
+from graphprobe.program_text.sources import NotRecordable
 
 MOST_OBJECTS = 200_000
 MOST_ITEMS = 100_000

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.program_text.objects import MUTABLE, ObjectTexts, Statements, references
-from graphprobe.diagnose.program_text.parts import (
+from graphprobe.internals.quiet import quiet
+from graphprobe.program_text.encoding import Encoded, Encoder
+from graphprobe.program_text.objects import MUTABLE, ObjectTexts, Statements, references
+from graphprobe.program_text.parts import (
     Definition,
     TextProgram,
     defining_names,
@@ -27,11 +29,9 @@ from graphprobe.diagnose.program_text.parts import (
     imported_as,
     literals_of,
 )
-from graphprobe.diagnose.program_text.plain_values import Unwritable, joined
-from graphprobe.internals.quiet import quiet
-from graphprobe.probe.frames.encoding import Encoded, Encoder
-from graphprobe.probe.frames.program import _Module
-from graphprobe.probe.frames.sources import NotRecordable, global_names
+from graphprobe.program_text.plain_values import Unwritable, joined
+from graphprobe.program_text.program import _Module
+from graphprobe.program_text.sources import NotRecordable, global_names
 
 LOCALS = "<locals>."
 

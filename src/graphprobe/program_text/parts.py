@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.libraries import RebuildCall
-from graphprobe.probe.frames.program import CodeRecorder, _Module
-from graphprobe.probe.frames.rebuild import code_objects, find_class
-from graphprobe.probe.frames.sources import (
+from graphprobe.program_text.encoding import Encoder
+from graphprobe.program_text.libraries import RebuildCall
+from graphprobe.program_text.program import CodeRecorder, _Module
+from graphprobe.program_text.rebuild import code_objects, find_class
+from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
     first_line,

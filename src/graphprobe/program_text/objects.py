@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphprobe.diagnose.program_text.parts import TextProgram
-from graphprobe.diagnose.program_text.plain_values import (
+from graphprobe.engine.values import capture
+from graphprobe.program_text.encoding import Encoded, Encoder
+from graphprobe.program_text.libraries import vars_of
+from graphprobe.program_text.parts import TextProgram
+from graphprobe.program_text.plain_values import (
     MOST_INLINE,
     Unwritable,
     dense_text,
@@ -22,9 +25,6 @@ from graphprobe.diagnose.program_text.plain_values import (
     number_text,
     strides_of,
 )
-from graphprobe.engine.values import capture
-from graphprobe.probe.frames.encoding import Encoded, Encoder
-from graphprobe.probe.frames.libraries import vars_of
 
 STORED = "stored"
 """Function of the script that fetches a tensor from the file: name, dtype, shape."""

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from graphprobe.probe.frames.sources import (
+from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
     global_names,
