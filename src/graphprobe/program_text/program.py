@@ -5,69 +5,101 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import inspect
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from graphprobe.internals.dynamo.frame_failures import REGION, marked_function
-from graphprobe.program_text.encoding import Encoded, Encoder
-from graphprobe.program_text.libraries import RebuildCall, import_of, made_class, named_tuple
+from graphprobe.program_text.encoding import Encoder
+from graphprobe.program_text.libraries import RebuildCall, import_of, made_class, named_tuple, vars_of
+from graphprobe.program_text.loading import code_objects, find_class, first_line
 from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
+    _Module,
     attribute_names,
+    defining_names,
     global_names,
     imported_modules,
     is_own,
+    lines_of,
     names_in_class,
     names_when_defined,
+    read_when_defined,
+    statements_about,
+    top_level,
+    tree_of,
 )
-from graphprobe.store.frame_record import SOURCE, ModuleRecord
 
 LIBRARIES = ("torch", "builtins", "functools", "numpy", "operator", "_operator")
 
 _METAS = (type(__import__("enum").Enum),)
 
 
-@dataclass
-class _Module:
-    """A module as it is collected: `namespace` is its live globals."""
-
-    name: str
-    namespace: Mapping[str, Any]
-    own: bool
-    source: SourceFile | None = None
-    path: str | None = None
-    """Of the text, in the record's folder."""
-    values: dict[str, Encoded] = field(default_factory=dict)
-    whole: bool = False
-    """Whether the module itself is a value, so that any attribute of it may be read."""
+Place = tuple[_Module, str, ast.stmt]
+"""Where a value comes from: a module of the program, the name there, the statement that binds it."""
 
 
-class CodeRecorder:
-    """Records what an `Encoder` meets of functions, classes and modules.
+class TextProgram:
+    """Records what an `Encoder` meets of functions, classes and modules, and what their definitions need.
 
     Modules are told by their globals; a function whose globals are no module's gets one of that name.
+
+    Attributes:
+        statements: by module and name, those that make a value and add to it, for records of the kind `stated`.
+        folders: where modules lie that are imported and not installed, by name.
     """
+
+    told_alone = False
+    """Whether the text runs by itself, and once: without the helper `INSTANCE`, with names that annotations read."""
+    in_place = False
+    """Whether `loading` runs the text: modules keep their names and lines, and what cannot be told is a placeholder."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._modules: dict[int, _Module] = {}
         self._names: set[str] = set()
+        self.statements: dict[tuple[str, str], list[ast.stmt]] = {}
+        self.folders: dict[str, str] = {}
+        self._places: dict[int, Place] = {}
+
+    @property
+    def modules(self) -> list[_Module]:
+        """The program's own modules, in the order in which they were met."""
+        return [module for module in self._modules.values() if module.own]
+
+    def module_named(self, name: str) -> _Module:
+        """One of all modules."""
+        return next(module for module in self._modules.values() if module.name == name)
 
     def stated(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        """The record of a value that is told by a statement of its module; None: by what it holds."""
-        return None
+        """A value by the statement that has made it, as what decorates a `def` does, and by those that add to it."""
+        place = self._places.get(id(value)) or self._place(value)
+        if place is None:
+            return None
+        module, name, node = place
+        assert module.source is not None
+        entry |= {"kind": "stated", "module": module.name, "qualname": name}
+        statements = [node, *statements_about(module.source.tree, name, node, value)]
+        self.statements[module.name, name] = statements
+        for code in code_objects(module.source.code):
+            if any(code.co_firstlineno in lines_of(s) for s in statements):
+                self._uses(code, module)
+        names = {used for statement in statements for used in self._read_by(statement)}
+        self._need(module, (names - {name}) & set(module.namespace))
+        return entry
 
     def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
         """The record of a function, class, module and the like; None for everything else."""
         kind = type(value)  # `isinstance` would ask the object
+        made = _made_by_torch(value) if kind is FunctionType else None
+        if made is not None:
+            return self._encoder.call(made, entry, path)
         if issubclass(kind, ModuleType):
             return self._module_value(value)
         if kind is types.CellType:
@@ -83,52 +115,56 @@ class CodeRecorder:
             return self._class(value, entry, path)
         return None
 
-    def frame_function(self, code: CodeType, namespace: dict[str, Any], closure: tuple[Any, ...]) -> Encoded:
-        """The function that a frame runs, of which only the code is known."""
-        entry = self._encoder.record(code)
-        cells = dict(zip(code.co_freevars, closure, strict=True))
-        entry.update(self._function(code, namespace, cells, entry, "function"))
-        return self._encoder.ref(code)
+    def _place(self, value: Any) -> Place | None:
+        """Where the `def` stands whose decorator has made a value."""
+        if type(value) is not FunctionType and not hasattr(type(value), "cache_info"):
+            return None
+        inner = [inspect.unwrap(value)]
+        for cell in (value.__closure__ or ()) if type(value) is FunctionType else ():
+            try:
+                inner.append(cell.cell_contents)
+            except ValueError:  # nothing has been put there yet
+                continue
+        for function in inner:
+            if type(function) is FunctionType and function is not value:
+                module = self._module_of(function.__globals__)
+                if module.own and (place := self._decorated(module, function.__name__, value)) is not None:
+                    return place
+        return None
 
-    def complete(self) -> list[ModuleRecord]:
-        """Follows attributes of the program's modules until nothing is added; then the modules."""
-        while True:
-            before = len(self._encoder.objects), len(self._names)
-            for module in list(self._modules.values()):
-                if module.whole and module.own:
-                    self._need(module, {name for name in self._names if name in module.namespace})
-            if (len(self._encoder.objects), len(self._names)) == before:
-                return self._records()
+    def _decorated(self, module: _Module, name: str, value: Any) -> Place | None:
+        if module.namespace.get(name) is not value:
+            return None
+        statement = top_level(tree_of(module)).get(name)
+        return (
+            (module, name, statement) if isinstance(statement, ast.FunctionDef) and statement.decorator_list else None
+        )
 
-    def texts(self) -> dict[str, str]:
-        """The texts to write, by the path in the record's folder."""
-        return {m.path: m.source.text() for m in self._modules.values() if m.source is not None and m.path is not None}
-
-    def _function_value(self, function: FunctionType, entry: dict[str, Any], path: str) -> dict[str, Any]:
-        marked = marked_function(function)
-        if marked is not None:
-            marks, inner, settings = marked
-            return self._encoder.call(RebuildCall(marks, (inner,), settings), entry, path)
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        self._function(function.__code__, function.__globals__, cells, entry, path)
-        entry["name"], entry["reported_module"] = function.__name__, function.__module__
-        entry["defaults"] = self._encoder.encode_all(function.__defaults__ or (), f"{path}.defaults")
-        entry["kwdefaults"] = self._encoder.encode_names(function.__kwdefaults__ or {}, f"{path}.defaults")
-        if state := {name: value for name, value in vars(function).items() if not name.startswith(REGION)}:
-            entry["state"] = self._encoder.encode_names(state, path)
-        return entry
+    def _need(self, module: _Module, names: set[str]) -> None:
+        needed = sorted(names & set(module.namespace) - {"__builtins__"}) if module.own else []
+        for name in needed:
+            value = module.namespace[name]
+            plain = type(value) is FunctionType and value.__qualname__ == name and "__wrapped__" not in vars(value)
+            if not plain and not issubclass(type(value), type | ModuleType):
+                place = self._decorated(module, name, value)
+                if place is not None:
+                    self._places[id(value)] = place
+        for name in needed:
+            if name not in module.values:
+                module.values[name] = None  # so that a cycle ends here
+                module.values[name] = self._encoder.encode(module.namespace[name], f"{module.name}.{name}")
 
     def _function(
         self, code: CodeType, namespace: dict[str, Any], cells: Mapping[str, Any], entry: dict[str, Any], path: str
     ) -> dict[str, Any]:
         module = self._module_of(namespace)
+        if not module.own and not self.in_place:
+            raise NotRecordable(f"it was made inside of {module.name}.{code.co_qualname}")
         source = self._source(module, code.co_filename)
         entry |= {
-            "kind": "function",
+            "kind": "function" if module.own else "inner",
             "module": module.name,
-            "name": code.co_name,
             "qualname": code.co_qualname,
-            "reported_module": str(namespace.get("__name__", module.name)),
             "line": code.co_firstlineno,
             "at": source.place_of(code),
             "free": list(cells),
@@ -138,6 +174,67 @@ class CodeRecorder:
         }
         self._uses(code, module)
         entry["closure"] = [self._encoder.encode(cell, f"{path}.{name}") for name, cell in cells.items()]
+        if module.own:
+            kind: Any = None  # that of a method
+            for i, part in enumerate(code.co_qualname.split(".")[:-1]):
+                kind = vars_of(kind).get(part) if i and issubclass(type(kind), type) else module.namespace.get(part)
+            if issubclass(type(kind), type):
+                self._encoder.encode(kind, f"{path}.class")
+            self._need(module, self._read_by(self.node_of(entry), decorated=False) & set(namespace))
+        return entry
+
+    def _read_by(self, node: ast.AST, *, decorated: bool = True) -> set[str]:
+        found = set(defining_names(node, decorated=decorated))
+        self._names |= {
+            part.attr for part in read_when_defined(node, decorated=decorated) if isinstance(part, ast.Attribute)
+        }
+        if self.told_alone:
+            notes = [getattr(n, "annotation", None) or getattr(n, "returns", None) for n in ast.walk(node)]
+            found |= {n.id for note in notes if note is not None for n in ast.walk(note) if isinstance(n, ast.Name)}
+        return found
+
+    def node_of(self, record: Mapping[str, Any]) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef:
+        """The text of a function or class."""
+        module = self.module_named(record["module"])
+        assert module.source is not None
+        if record["kind"] == "class":
+            found_class = find_class(module.source.tree, record["qualname"])
+            assert found_class is not None
+            return found_class
+        name = record["qualname"].rpartition(".")[2]
+        found: list[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda] = [
+            node
+            for node in ast.walk(module.source.tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and getattr(node, "name", "<lambda>") == name
+            and first_line(node) == record["line"]
+        ]
+        found.sort(key=lambda node: (node.lineno, node.col_offset))
+        if record["at"] >= len(found):
+            raise NotRecordable(f"{module.source.file} does not define {record['qualname']} where it was loaded")
+        return found[int(record["at"])]
+
+    def complete(self) -> None:
+        """Follows attributes of the program's modules until nothing is added."""
+        while True:
+            before = len(self._encoder.objects), len(self._names)
+            for module in list(self._modules.values()):
+                if module.whole and module.own:
+                    self._need(module, {name for name in self._names if name in module.namespace})
+            if (len(self._encoder.objects), len(self._names)) == before:
+                return
+
+    def _function_value(self, function: FunctionType, entry: dict[str, Any], path: str) -> dict[str, Any]:
+        marked = marked_function(function)
+        if marked is not None:
+            marks, inner, settings = marked
+            return self._encoder.call(RebuildCall(marks, (inner,), settings), entry, path)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        self._function(function.__code__, function.__globals__, cells, entry, path)
+        entry["defaults"] = self._encoder.encode_all(function.__defaults__ or (), f"{path}.defaults")
+        entry["kwdefaults"] = self._encoder.encode_names(function.__kwdefaults__ or {}, f"{path}.defaults")
+        if state := {name: value for name, value in vars(function).items() if not name.startswith(REGION)}:
+            entry["state"] = self._encoder.encode_names(state, path)
         return entry
 
     def _uses(self, code: CodeType, module: _Module) -> None:
@@ -158,7 +255,7 @@ class CodeRecorder:
 
     def _class(self, kind: type, entry: dict[str, Any], path: str) -> dict[str, Any]:
         fields = kind.__dict__.get("_fields")
-        functions = [f for f in map(_plain_function, vars(kind).values()) if f is not None]
+        functions = [f for f in map(plain_function, vars(kind).values()) if f is not None]
         written = any(f.__code__.co_filename[:1] != "<" and f.__module__ == kind.__module__ for f in functions)
         if kind.__bases__ == (tuple,) and isinstance(fields, tuple) and not written:
             return self._encoder.call(named_tuple(kind), entry, path)
@@ -179,8 +276,7 @@ class CodeRecorder:
             if type(kind) is not type:
                 raise
             return self._encoder.call(made_class(kind), entry, path)
-        when_defined = self._called_when_defined(set(names_when_defined(node)) & set(known), known)
-        entry |= {"kind": "class", "module": module.name, "qualname": kind.__qualname__, "needs": sorted(when_defined)}
+        entry |= {"kind": "class", "module": module.name, "qualname": kind.__qualname__}
         entry |= {"closure": {}, "attributes": {}}
         self._names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
         self._need(module, names_in_class(node) & set(known))
@@ -192,17 +288,6 @@ class CodeRecorder:
         for base in kind.__bases__:
             self._encoder.encode(base, f"{path}.__bases__")
         return entry
-
-    def _called_when_defined(self, names: set[str], known: Mapping[str, Any]) -> set[str]:
-        """The names, and the globals of functions among them, which may be decorators."""
-        found, todo = set(names), list(names)
-        while todo:
-            value = known[todo.pop()]
-            if type(value) is FunctionType and value.__globals__ is known:
-                new = (global_names(value.__code__) & set(known)) - found
-                found |= new
-                todo += new
-        return found
 
     def _module_value(self, module: ModuleType) -> dict[str, Any]:
         name = module.__name__
@@ -235,35 +320,30 @@ class CodeRecorder:
     def _source(self, module: _Module, file: str) -> SourceFile:
         if module.source is None:
             module.source = SourceFile(file, module.namespace)
-            stem = PurePath(file).stem if module.name == "__main__" else module.name
-            name = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem) or "source"
-            while any(other.path == f"{SOURCE}/{name}.py" for other in self._modules.values()):
-                name += "_"
-            module.path = f"{SOURCE}/{name}.py"
         elif module.source.file != file:
             raise NotRecordable(f"{module.name} has code of two files, {module.source.file} and {file}")
         return module.source
 
-    def _need(self, module: _Module, names: set[str]) -> None:
-        if not module.own:
-            return
-        for name in sorted(names):
-            if name in module.namespace and name not in module.values and name != "__builtins__":
-                module.values[name] = None  # so that a cycle ends here
-                module.values[name] = self._encoder.encode(module.namespace[name], f"{module.name}.{name}")
 
-    def _records(self) -> list[ModuleRecord]:
-        return [
-            ModuleRecord(
-                name=module.name,
-                own=module.own,
-                file=module.source.file if module.source else _text(module.namespace.get("__file__")),
-                package=_text(module.namespace.get("__package__")),
-                source=module.path,
-                values=module.values,
-            )
-            for module in self._modules.values()
-        ]
+def _made_by_torch(function: FunctionType) -> RebuildCall | None:
+    """The call of torch that made a function, where all that it was given is kept, as by `vmap`."""
+    name, _, inner = function.__code__.co_qualname.partition(".<locals>.")
+    maker = function.__globals__.get(name)
+    if (
+        not inner
+        or not str(function.__globals__.get("__name__")).startswith("torch.")
+        or type(maker) is not FunctionType
+    ):
+        return None
+    try:
+        given = {
+            n: c.cell_contents for n, c in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        }
+    except ValueError:  # nothing has been put there yet
+        return None
+    parameters = inspect.signature(inspect.unwrap(maker)).parameters
+    needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    return RebuildCall(maker, (), given) if needed <= set(given) <= set(parameters) else None
 
 
 def _from_a_library(value: Any) -> bool:
@@ -271,11 +351,7 @@ def _from_a_library(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in LIBRARIES and not issubclass(type(value), torch.nn.Module)
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _plain_function(value: Any) -> FunctionType | None:
+def plain_function(value: Any) -> FunctionType | None:
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     elif isinstance(value, property):

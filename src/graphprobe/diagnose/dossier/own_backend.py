@@ -21,11 +21,11 @@ from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, regis
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.program_text.encoding import Encoder
 from graphprobe.program_text.libraries import RebuildCall
+from graphprobe.program_text.loading import first_line
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
-from graphprobe.program_text.parts import Place, TextProgram, bindings, tree_of
 from graphprobe.program_text.plain_values import Unwritable
-from graphprobe.program_text.program import _Module
-from graphprobe.program_text.sources import NotRecordable, first_line, is_own
+from graphprobe.program_text.program import Place, TextProgram
+from graphprobe.program_text.sources import NotRecordable, _Module, bindings, is_own, tree_of
 from graphprobe.program_text.text import program_text
 
 STAND_IN = "eager"

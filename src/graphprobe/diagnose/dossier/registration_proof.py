@@ -21,8 +21,8 @@ from graphprobe.findings import Finding
 from graphprobe.internals.operators.operators import Overload
 from graphprobe.internals.operators.registrations import name_of
 from graphprobe.probe.formats.literals import Unreproducible
-from graphprobe.program_text.parts import TextProgram
 from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.program import TextProgram
 from graphprobe.program_text.text import program_text
 
 RESERVED = dict.fromkeys(("found", "sys", "os", "runpy"))
