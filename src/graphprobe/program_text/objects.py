@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import collections
+import inspect
 import keyword
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from graphprobe.engine.values import capture
 from graphprobe.program_text.encoding import Encoded, Encoder
 from graphprobe.program_text.libraries import vars_of
+from graphprobe.program_text.loading import instance
 from graphprobe.program_text.plain_values import (
     MOST_INLINE,
     Unwritable,
@@ -30,17 +33,7 @@ STORED = "stored"
 """Function of the script that fetches a tensor from the file: name, dtype, shape."""
 INSTANCE = "instance"
 """Function of the script that makes an object without its constructor: class, attributes by name."""
-INSTANCE_TEXT = f'''def {INSTANCE}(kind, /, **attributes):
-    """An object with these attributes, without its constructor."""
-    made = object.__new__(kind)
-    if issubclass(kind, torch.nn.Module):
-        torch.nn.Module.__init__(made)
-    for name, value in attributes.items():
-        if name in ("_parameters", "_buffers", "_modules"):
-            getattr(made, name).update(value)
-        else:
-            object.__setattr__(made, name, value)
-    return made'''
+INSTANCE_TEXT = re.sub(r": Any| -> Any", "", inspect.getsource(instance).rstrip())
 LONG = 12
 """Lines of an expression beyond which it gets a name."""
 MUTABLE = frozenset({"list", "set", "dict", "tensor", "array", "instance", "call", "inner"})
@@ -281,6 +274,8 @@ class ObjectTexts:
         return text
 
     def _dense(self, tensor: torch.Tensor, hint: str) -> str:
+        if tensor.numel() == 1:  # it counts as contiguous with any stride
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
         return dense_text(tensor) or self._from_file(tensor.detach().cpu().contiguous(), hint)
 
     def _from_file(self, tensor: torch.Tensor, hint: str) -> str:
