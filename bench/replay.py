@@ -205,7 +205,7 @@ def measure(work: Path, rounds: int, steps: int) -> dict[str, Any]:
         hidden.rename(work / "program")
     result: dict[str, Any] = {"lines": lines, "steps": steps, "rounds": rounds}
     result["record_bytes"] = sum(path.stat().st_size for path in record.rglob("*") if path.is_file())
-    result["lines_kept"] = sum(bool(s.strip()) for s in (record / "source" / "train.py").read_text("utf-8").split("\n"))
+    result["lines_kept"] = sum(bool(s.strip()) for s in (record / "program.py").read_text("utf-8").split("\n"))
     for name, taken in times.items():
         wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
         result[name] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2)}
@@ -226,7 +226,7 @@ def main() -> None:
         if options.dir is None:
             shutil.rmtree(work, ignore_errors=True)
     print(f"script of {result['lines']} lines, {result['steps']} steps before the frame that fails")
-    print(f"record: {result['record_bytes'] / 1e6:.2f} MB, {result['lines_kept']} lines of the script")
+    print(f"record: {result['record_bytes'] / 1e6:.2f} MB, {result['lines_kept']} lines of text")
     script = result["script"]
     for name in ("script", "import", "replay.py", "graphprobe replay"):
         row = result[name]

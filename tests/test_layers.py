@@ -23,7 +23,7 @@ LAYERS = sizes.layers()
 
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-TORCH_SIDE = frozenset({"internals", "engine", "judge", "probe", "backends", "ops", "diagnose"})
+TORCH_SIDE = frozenset({"internals", "engine", "judge", "program_text", "probe", "backends", "ops", "diagnose"})
 """Rooms that import torch; rooms in `LAZY`, and `store`, import torch in functions only."""
 
 LAZY = frozenset({"__init__", "__main__", "scope", "api", "compat", "testing", "cli"})
@@ -43,6 +43,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "internals": frozenset({"msgspec", "numpy", "sympy", "torch"}),
     "engine": frozenset({"msgspec", "numpy", "safetensors", "torch"}),
     "judge": frozenset({"msgspec", "numpy", "torch"}),
+    "program_text": frozenset({"msgspec", "numpy", "torch"}),
     "probe": frozenset({"msgspec", "numpy", "torch"}),
     "backends": frozenset({"msgspec", "numpy", "torch"}),
     "ops": frozenset({"torch"}),

@@ -14,8 +14,8 @@ import torch
 
 import graphprobe
 from graphprobe.diagnose import steps
+from graphprobe.diagnose.fresh.processes import FreshProcesses, requested
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.program_text.fresh import FreshProcesses, requested
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import Board, Outcome, isolated
 from graphprobe.engine.value_file import LARGE, ValueFile

@@ -24,13 +24,13 @@ from graphprobe.diagnose.dossier.own_backend import (
     place_of_backend,
     shown_name,
 )
-from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.engine.naming import is_library
 from graphprobe.findings import Finding
 from graphprobe.internals.aot_backends import registered
 from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.dynamo.compile_facts import calling_line
 from graphprobe.internals.names import require
+from graphprobe.program_text.plain_values import Unwritable
 from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 from graphprobe.store.schema import is_plain_data
 

@@ -63,7 +63,7 @@ from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.verdict import RungName
 from graphprobe.probe.active import observe_pass
-from graphprobe.probe.frames.sources import is_own
+from graphprobe.program_text.sources import is_own
 
 log = logging.getLogger(__name__)
 

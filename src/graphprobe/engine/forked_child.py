@@ -184,7 +184,7 @@ def isolated(
     started. A child has no thread of this process but one: a step that waits for a lock of another is begun again.
 
     Where a fork is impossible (CUDA is in use, or not Linux) the step runs here, unprotected, and is ended as far as an
-    `Alarm` can do that; `diagnose.program_text.fresh` has steps of a program in another process then.
+    `Alarm` can do that; `diagnose.fresh.processes` has steps of a program in another process then.
     """
     if not after_fork.can_fork():
         return _here(step, timeout_s)

@@ -12,10 +12,10 @@ from graphprobe.store import layout
 from graphprobe.store.files import read_file
 from graphprobe.store.schema import UNREADABLE, check_version
 
-FRAME_SCHEMA = 2
+FRAME_SCHEMA = 3
 FORMAT = "graphprobe frame record"
 
-RECORD, VALUES, REPLAY, SOURCE = "record.json", "values.safetensors", "replay.py", "source"
+RECORD, PROGRAM, VALUES, REPLAY = "record.json", "program.py", "values.safetensors", "replay.py"
 """What lies in the folder of a record."""
 FRAMES = "frames"
 """The folder of a run that holds its records."""
@@ -46,39 +46,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     suppressed: bool = False
 
 
-class ModuleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A module of the program, or of a package whose text is needed.
-
-    Attributes:
-        name: as in `sys.modules`.
-        own: rebuilt from `source` and `values`; else imported, and `source` is only where functions are found.
-        file: where it lay; None for none.
-        package: its `__package__`.
-        source: text in the record's folder, with the lines that are not needed left blank; None where none is needed.
-        values: globals by name, each as in `FrameRecord.objects`.
-    """
-
-    name: str
-    own: bool
-    file: str | None = None
-    package: str | None = None
-    source: str | None = None
-    values: dict[str, Any] = {}
-
-
 class FrameRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`record.json`; docs/formats/record.md has the kinds of objects.
+    """`record.json`: how the frame failed; what it was given is in the program's text beside it.
 
     Attributes:
         function, file, line: the function that was traced, and where it begins.
         fullgraph: whether a graph break was an error.
         versions: of torch, python and graphprobe.
         settings: torch's state: grad mode, inference mode, autocast, default dtype and device, Dynamo's settings.
-        modules: what is rebuilt or searched for text.
-        frame: `function` (a value), `arguments` (values by name), and the names that are `*args` and `**kwargs`.
-        objects: values that are more than a plain one, found by their position.
-        tensors: records and storages as `engine.values` writes them; the bytes are in `values.safetensors`.
-        dynamic: by position in `tensors`, dimensions that were traced as symbols because of earlier calls.
+        zeros: names of tensors in the text whose bytes were too many for the file of values.
         placeholders: what could not be recorded: `path`, `type`, `reason`.
         notes: whatever else may make a replay differ.
     """
@@ -92,11 +68,7 @@ class FrameRecord(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure
     versions: dict[str, str]
     settings: dict[str, Any]
-    modules: list[ModuleRecord]
-    frame: dict[str, Any]
-    objects: list[dict[str, Any]]
-    tensors: dict[str, Any]
-    dynamic: dict[str, list[int]] = {}
+    zeros: list[str] = []
     placeholders: list[dict[str, str]] = []
     notes: list[str] = []
 

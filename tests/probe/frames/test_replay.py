@@ -18,7 +18,7 @@ import graphprobe
 from conftest import ROOT, Finished
 from graphprobe.cli.main import main
 from graphprobe.probe import script
-from graphprobe.probe.frames.rebuild import Rebuilder
+from graphprobe.program_text.loading import HELPERS
 from probe.frames.conftest import Recorded
 
 NAMES = (
@@ -48,15 +48,17 @@ def test_every_frame_of_a_program_fails_as_it_did(recorded: Recorded) -> None:
     assert wrong == {}
 
 
-def test_the_line_is_the_one_of_the_program(recorded: Recorded) -> None:
+def test_the_text_holds_what_the_frame_needs_and_where_it_was(recorded: Recorded) -> None:
     folder = record_named(recorded, "dict_key")
     assert recorded.lines > 500
-    text = (folder / "source" / "failing.py").read_text("utf-8").split("\n")
+    text = (folder / "program.py").read_text("utf-8").split("\n")
     line = document(recorded, "dict_key")["failure"]["stack"][-1]
-    assert text[line["line"] - 1].strip() == line["text"] == "return table[y]"
     assert line["file"].endswith("/failing.py") and not Path(line["file"]).exists()
-    assert sum(bool(entry.strip()) for entry in text) <= 5  # the function, and the import of annotations
-    assert recorded.verdicts[folder.name]["error"]["line"]["line"] == line["line"]
+    found = recorded.verdicts[folder.name]["error"]["line"]
+    assert found["file"].endswith("/program.py")
+    assert text[found["line"] - 1].strip() == line["text"] == "return table[y]"
+    assert f"#@ {line['file']}:{line['line'] - 2}" in text
+    assert sum(bool(entry.strip()) for entry in text) <= 20  # the function, its arguments, the modules
 
 
 def test_only_what_cannot_be_recorded_is_named(recorded: Recorded) -> None:
@@ -69,9 +71,10 @@ def test_only_what_cannot_be_recorded_is_named(recorded: Recorded) -> None:
 
 
 def test_a_record_knows_what_else_the_frame_depended_on(recorded: Recorded) -> None:
-    names = ("grows", "partly", "branch", "only_without_grad", "item")
-    grows, partly, branch, without_grad, item = (document(recorded, name) for name in names)
-    assert (grows["dynamic"], branch["dynamic"]) == ({"0": [0]}, {})
+    names = ("partly", "branch", "only_without_grad", "item")
+    partly, branch, without_grad, item = (document(recorded, name) for name in names)
+    texts = [(record_named(recorded, name) / "program.py").read_text("utf-8") for name in ("grows", "branch")]
+    assert ["(x, [0])" in text for text in texts] == [True, False]
     assert partly["fullgraph"] is False and partly["failure"]["suppressed"]
     assert branch["settings"]["grad_enabled"] is True and without_grad["settings"]["grad_enabled"] is False
     assert item["settings"]["dynamo"]["capture_scalar_outputs"] is True
@@ -94,9 +97,9 @@ def test_the_script_alone_and_what_it_says_of_a_repaired_program(
     shutil.copytree(record_named(recorded, "inner"), folder)
     broken = run_warm(str(folder / "replay.py"), cwd=tmp_path, env={"PYTHONPATH": ""})
     assert broken.code == 1, broken.err
-    assert "Data-dependent branching" in broken.out and "moved/source/parts.py" in broken.out
+    assert "Data-dependent branching" in broken.out and "moved/program.py" in broken.out
     assert broken.out.rstrip().endswith("REPRODUCED: the frame fails as it was recorded")
-    source = folder / "source" / "parts.py"
+    source = folder / "program.py"
     text = source.read_text("utf-8")
     source.write_text(text.replace("if y.sum() > limit:", "if y.dim() > 0:"), "utf-8")
     assert source.read_text("utf-8") != text
@@ -144,9 +147,7 @@ def test_the_page_shows_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 1
     (record,) = tmp_path.glob("runs/*/graphprobe/frames/*/record.json")
     document = json.loads(record.read_text("utf-8"))
-    kinds = {entry["kind"] for entry in document["objects"]}
-    assert {"class", "function", "import", "instance", "tensor"} <= kinds
-    for key in (*document, *document["modules"][0]):
+    for key in document:
         assert f"`{key}`" in FORMAT, key
 
 
@@ -158,7 +159,5 @@ def test_options_and_exit_codes_are_those_of_the_command() -> None:
         assert f"| {code} |" in PAGE
 
 
-def test_every_kind_is_described() -> None:
-    kinds = {name.removeprefix("make_") for name in vars(Rebuilder) if name.startswith("make_")}
-    table = FORMAT.partition("| `kind` |")[2]
-    assert kinds == {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+def test_helpers_of_the_text_are_described() -> None:
+    assert [name for name in HELPERS if f"`{name}`" not in FORMAT] == []

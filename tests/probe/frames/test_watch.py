@@ -19,7 +19,7 @@ from graphprobe.cli.main import main
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.probe.frames import on_failure, recorder
 from graphprobe.probe.frames.replaying import replay_frame
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.program_text.sources import NotRecordable
 from graphprobe.store import Run
 
 
@@ -150,7 +150,7 @@ def test_a_frame_without_a_text_is_named(tmp_path: Path) -> None:
 def test_a_budget_that_is_used_up_leaves_shapes(
     record_of: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = record_of(branch, torch.ones(1000), most_bytes=100)
+    folder = record_of(branch, torch.arange(1000.0), most_bytes=100)
     assert (folder / "values.safetensors").stat().st_size < 200
     assert "without their values" in json.loads((folder / "record.json").read_text("utf-8"))["notes"][0]
     assert replayed(folder) == 1
@@ -171,7 +171,7 @@ def test_a_backend_and_a_repaired_text(record_of: Callable[..., Path], capsys: p
     assert replayed(folder, "--backend", "eager") == 1
     assert replayed(folder, "--backend", "no_such") == 125
     assert "there is no backend 'no_such'" in capsys.readouterr().out
-    (source,) = (folder / "source").iterdir()
+    source = folder / "program.py"
     text = source.read_text("utf-8")
     source.write_text(text.replace("    if x.sum() > 0:\n", "    if x.dim() > 0:\n"), "utf-8")
     assert replayed(folder) == replayed(folder, "--backend", "eager") == 0

@@ -16,17 +16,17 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
-from graphprobe.diagnose.program_text.parts import Place, TextProgram, bindings, tree_of
-from graphprobe.diagnose.program_text.plain_values import Unwritable
-from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.engine.naming import is_library, short_place
 from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered, unwrapped
 from graphprobe.internals.operators.operators import operator_of
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.libraries import RebuildCall
-from graphprobe.probe.frames.program import _Module
-from graphprobe.probe.frames.sources import NotRecordable, first_line, is_own
+from graphprobe.program_text.encoding import Encoder
+from graphprobe.program_text.libraries import RebuildCall
+from graphprobe.program_text.loading import first_line
+from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
+from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.program import Place, TextProgram
+from graphprobe.program_text.sources import NotRecordable, _Module, bindings, is_own, tree_of
+from graphprobe.program_text.text import program_text
 
 STAND_IN = "eager"
 """What `Case.backend` says where the backend has no name."""

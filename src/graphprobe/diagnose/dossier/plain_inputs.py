@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from graphprobe.diagnose.program_text.plain_values import short_number
 from graphprobe.engine.values import CapturedValues
 from graphprobe.probe.formats.literals import Literals, Unreproducible
+from graphprobe.program_text.plain_values import short_number
 
 Form = Literal["inline", "drawn", "recorded"]
 """`inline`: every value is written out. `drawn`: larger tensors are drawn anew, in the recorded shape, strides, dtype

@@ -12,12 +12,12 @@ import torch
 
 from graphprobe.diagnose.dossier import program_check
 from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend, why_no_text
-from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT, STORED
-from graphprobe.diagnose.program_text.plain_values import Unwritable, joined
-from graphprobe.diagnose.program_text.text import FUTURE, ProgramText, program_text
 from graphprobe.engine import replay
 from graphprobe.engine.values import safetensors_bytes
 from graphprobe.probe.formats import GUARD
+from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT, STORED
+from graphprobe.program_text.plain_values import Unwritable, joined
+from graphprobe.program_text.text import FUTURE, ProgramText, program_text
 from graphprobe.store.files import write_new_file
 
 TENSORS = "tensors.safetensors"

@@ -14,9 +14,6 @@ from graphprobe.diagnose.dossier.plain_inputs import PlainInputs
 from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.dossier.short_check import USAGE, condensed, head_of
 from graphprobe.diagnose.dossier.writer import first_shown, write_proof
-from graphprobe.diagnose.program_text.parts import TextProgram
-from graphprobe.diagnose.program_text.plain_values import Unwritable
-from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.diagnose.prove import free_folder
 from graphprobe.engine.values import capture
 from graphprobe.errors import GraphprobeError
@@ -24,6 +21,9 @@ from graphprobe.findings import Finding
 from graphprobe.internals.operators.operators import Overload
 from graphprobe.internals.operators.registrations import name_of
 from graphprobe.probe.formats.literals import Unreproducible
+from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.program import TextProgram
+from graphprobe.program_text.text import program_text
 
 RESERVED = dict.fromkeys(("found", "sys", "os", "runpy"))
 TESTS = '("test_schema", "test_faketensor")'

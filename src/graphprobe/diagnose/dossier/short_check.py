@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from graphprobe.diagnose.program_text.text import FUTURE
+from graphprobe.program_text.text import FUTURE
 
 RAISING = ("crash_compile", "crash_runtime", "extra_exception")
 ENDING = ("segfault", "hang")

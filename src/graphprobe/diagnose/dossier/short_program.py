@@ -30,10 +30,10 @@ from graphprobe.diagnose.dossier.short_check import (
     head_of,
 )
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
-from graphprobe.diagnose.program_text.plain_values import Unwritable
-from graphprobe.diagnose.program_text.text import program_text
 from graphprobe.engine.values import why_not
+from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
+from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.text import program_text
 
 log = logging.getLogger(__name__)
 

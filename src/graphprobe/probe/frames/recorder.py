@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -11,19 +12,21 @@ import torch
 
 import graphprobe
 from graphprobe.engine import replay
-from graphprobe.engine.values import capture, safetensors_bytes
+from graphprobe.engine.values import safetensors_bytes
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.formats import GUARD
-from graphprobe.probe.frames import rebuild, replaying
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.program import CodeRecorder
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.probe.frames import replaying
+from graphprobe.probe.frames.replaying import DYNAMIC, FUNCTION
+from graphprobe.program_text import loading
+from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.sources import NotRecordable
+from graphprobe.program_text.text import placed_text
 from graphprobe.store import frame_record
 from graphprobe.store.frame_record import Failure, FrameRecord, UserLine
 from graphprobe.store.schema import is_json, json_from_value
 
-OWN = ((rebuild.__file__, "rebuild"), (replaying.__file__, "replaying"))
+OWN = ((loading.__file__, "loading"), (replaying.__file__, "replaying"))
 """Modules whose code a record holds beside that of `engine.replay`, each with its mark."""
 
 
@@ -51,22 +54,20 @@ def record_files(frame: FailedFrame, *, most_bytes: int | None = None) -> dict[s
 def _record_files(
     frame: FailedFrame, state: dict[str, Any], notes: list[str], most_bytes: int | None
 ) -> dict[str, bytes]:
-    programs: list[CodeRecorder] = []
-
-    def program(encoder: Encoder) -> CodeRecorder:
-        programs.append(CodeRecorder(encoder))
-        return programs[0]
-
-    encoder = Encoder(program)
     code = frame.code
-    function = programs[0].frame_function(code, frame.globals, frame.closure)
-    described = _call(code, frame, encoder) | {"function": function}
-    dynamic = {
-        str(i): dims for value, dims in frame.dynamic for i, tensor in enumerate(encoder.tensors) if tensor is value
-    }
-    modules = programs[0].complete()
-    captured = capture(encoder.tensors, rng=False)
-    notes += _trim(captured.doc, captured.tensors, most_bytes)
+    function = FunctionType(code, frame.globals, code.co_name, None, frame.closure or None)
+    try:
+        text = placed_text({FUNCTION: function, **_arguments(frame), DYNAMIC: frame.dynamic})
+    except Unwritable as reason:
+        raise NotRecordable(str(reason)) from reason
+    lost = next((entry["reason"] for entry in text.lost if entry["path"] == FUNCTION), None)
+    if lost is not None:
+        raise NotRecordable(lost)
+    zeros = _trim(text.stored, most_bytes)
+    if zeros:
+        notes.append(
+            f"{len(zeros)} tensors are recorded without their values, zeros in a replay: more than {most_bytes} bytes"
+        )
     notes += [f"{name} was symbolic because of earlier calls, and is not so in a replay" for name in frame.unresolved]
     record = FrameRecord(
         function=code.co_qualname,
@@ -85,51 +86,38 @@ def _record_files(
             "graphprobe": graphprobe.__version__,
         },
         settings=state,
-        modules=modules,
-        frame=described,
-        objects=encoder.objects,
-        tensors=captured.doc,
-        dynamic=dynamic,
-        placeholders=encoder.placeholders,
+        zeros=zeros,
+        placeholders=text.lost,
         notes=notes,
     )
     return {
-        **{path: text.encode("utf-8", "backslashreplace") for path, text in programs[0].texts().items()},
-        frame_record.VALUES: safetensors_bytes(captured.tensors, {"format": "pt"}),
+        frame_record.PROGRAM: text.text.encode("utf-8", "backslashreplace"),
+        frame_record.VALUES: safetensors_bytes(text.stored, {"format": "pt"}),
         frame_record.REPLAY: replay_script(record).encode(),
         frame_record.RECORD: msgspec.json.format(json_from_value(record), indent=1),
     }
 
 
-def _call(code: Any, frame: FailedFrame, encoder: Encoder) -> dict[str, Any]:
+def _arguments(frame: FailedFrame) -> dict[str, Any]:
+    code = frame.code
     count = code.co_argcount + code.co_kwonlyargcount
-    names = list(code.co_varnames[:count])
-    extra = [bool(code.co_flags & flag) for flag in (0x04, 0x08)]  # *args, **kwargs
-    rest = list(code.co_varnames[count : count + sum(extra)])
-    lacking = [name for name in (*names, *rest) if name not in frame.locals]
+    names = code.co_varnames[: count + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)]  # *args, **kwargs
+    lacking = [name for name in names if name not in frame.locals]
     if lacking:
         raise NotRecordable(f"its arguments {', '.join(lacking)} are gone")
-    varargs = rest.pop(0) if extra[0] else None
-    varkw = rest.pop(0) if extra[1] else None
-    names += [name for name in (varargs, varkw) if name is not None]
-    arguments = {name: encoder.encode(frame.locals[name], name) for name in names}
-    return {"arguments": arguments, "varargs": varargs, "varkw": varkw}
+    return {name: frame.locals[name] for name in names}
 
 
-def _trim(doc: dict[str, Any], tensors: dict[str, torch.Tensor], most_bytes: int | None) -> list[str]:
-    """Leaves out the largest storages where all are too many."""
+def _trim(tensors: dict[str, torch.Tensor], most_bytes: int | None) -> list[str]:
+    """Leaves out the largest tensors where all are too many; their names."""
     total = sum(tensor.numel() for tensor in tensors.values())
-    left_out = 0
+    left_out = []
     for name in sorted(tensors, key=lambda name: -tensors[name].numel()):
         if most_bytes is None or total <= most_bytes:
             break
-        total -= tensors[name].numel()
-        left_out += 1
-        del tensors[name]
-        doc["storages"][name]["without_data"] = True
-    if not left_out:
-        return []
-    return [f"{left_out} storages are recorded without their values, zeros in a replay: more than {most_bytes} bytes"]
+        total -= tensors.pop(name).numel()
+        left_out.append(name)
+    return left_out
 
 
 def torch_state(dynamo: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -162,7 +150,7 @@ def replay_script(record: FrameRecord) -> str:
     line = record.user_line
     place = f"{line.file}:{line.line}" if line is not None else f"{record.file}:{record.line}"
     head = f"""# A frame that torch.compile could not trace: {_one_line(record.function)}, {_one_line(place)}
-# Run it with `python replay.py`; it needs torch and the files beside it. The program's text is in source/.
+# Run it with `python replay.py`; it needs torch and the files beside it. The program is in program.py.
 # It exits 1 while the frame fails as recorded, 0 when it is traced, 125 when it cannot tell.
 
 from __future__ import annotations

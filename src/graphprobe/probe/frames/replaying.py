@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import json
 import re
-import struct
 import sys
 import time
 import types
@@ -19,9 +18,10 @@ from typing import Any
 
 import torch
 
-from graphprobe.engine.replay import Undecided, parse_safetensors, restore_all, say
-from graphprobe.probe.frames.rebuild import MAIN, Rebuilder
+from graphprobe.engine.replay import Undecided, say
+from graphprobe.program_text.loading import ProgramFile
 
+MAIN, FUNCTION, DYNAMIC = "__main__", "<function>", "<dynamic>"
 DYNAMO, SETTINGS, CONVERT_FRAME = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.convert_frame"
 REGISTRY = "torch._dynamo.backends.registry"
 REPRODUCED, GONE, UNDECIDED = 1, 0, 125
@@ -34,21 +34,6 @@ class Traced(BaseException):
 
 class Suppressed(BaseException):
     """Carries out an error that torch would keep to itself."""
-
-
-def read_tensors(folder: Path, doc: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The storages, as flat bytes; those without data hold zeros."""
-    path = folder / "values.safetensors"
-    try:
-        found = parse_safetensors(path.read_bytes())[0] if path.is_file() else {}
-    except (struct.error, ValueError) as error:
-        raise Undecided(f"{path} is cut off") from error
-    for name, storage in doc["storages"].items():
-        if storage.get("without_data"):
-            found[name] = torch.zeros(storage["size_bytes"], dtype=torch.uint8)
-        elif name not in found or found[name].numel() != storage["size_bytes"]:
-            raise Undecided(f"{path} is missing, or lacks {name}")
-    return found
 
 
 @contextlib.contextmanager
@@ -80,20 +65,27 @@ def configured(state: Mapping[str, Any], device: str | None) -> Iterator[None]:
         yield
 
 
-def arguments_of(frame: Mapping[str, Any], maker: Any, code: types.CodeType) -> tuple[list[Any], dict[str, Any]]:
+def values_of(program: ProgramFile, *, in_place: bool = False) -> dict[str, Any]:
+    """What a text leaves, made outside of the modes that are on: each of its values says all of itself."""
+    with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
+        return program.run(in_place=in_place)
+
+
+def arguments_of(known: Mapping[str, Any], code: types.CodeType) -> tuple[list[Any], dict[str, Any]]:
     """The call that begins the frame, from its local names."""
-    known = frame["arguments"]
     names = code.co_varnames[: code.co_argcount]
-    named = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    count = code.co_argcount + code.co_kwonlyargcount
+    named = code.co_varnames[code.co_argcount : count]
     lacking = [name for name in (*names, *named) if name not in known]
     if lacking:
         raise Undecided(f"{code.co_qualname} now takes {', '.join(lacking)}, which was not recorded")
-    args = [maker.value(known[name]) for name in names]
-    kwargs = {name: maker.value(known[name]) for name in named}
-    if frame["varargs"] is not None:
-        args += maker.value(known[frame["varargs"]])
-    if frame["varkw"] is not None:
-        kwargs |= maker.value(known[frame["varkw"]])
+    args = [known[name] for name in names]
+    kwargs = {name: known[name] for name in named}
+    rest = list(code.co_varnames[count:])
+    if code.co_flags & 0x04:
+        args += known.get(rest.pop(0), ())
+    if code.co_flags & 0x08:
+        kwargs |= known.get(rest.pop(0), {})
     return args, kwargs
 
 
@@ -167,33 +159,43 @@ def user_line(error: BaseException) -> tuple[str, int, str] | None:
     return (found[-1][0], int(found[-1][1]), found[-1][2].strip()) if found else None
 
 
-def essence(message: str, files: Mapping[str, str]) -> str:
+def essence(message: str) -> str:
     """A message without what differs from process to process: addresses, folders, long numbers, the stack."""
-    for here, there in files.items():
-        message = message.replace(here, there)
     text = re.split(r"\n+from user code:|\n+Set TORCHDYNAMO_VERBOSE|\n+Last frame execution written", message)[0]
     text = re.sub(r"0x[0-9a-fA-F]+", "0x", text)
     text = re.sub(r"(?:/[^\s\"':,()<>]+)*/([^/\s\"':,()<>]+)", r"\1", text)
     return " ".join(re.sub(r"\d{9,}", "N", text).split())
 
 
-def compare(doc: Mapping[str, Any], error: BaseException, files: Mapping[str, str]) -> list[str]:
+def in_own_files(message: str, program: ProgramFile) -> str:
+    """A message with lines of the text as lines of the program's own files."""
+
+    def own(found: re.Match[str]) -> str:
+        place = program.place_of(int(found[2]))
+        return found[0] if place is None else f"{place[0]}{found[1]}{place[1]}"
+
+    return re.sub(re.escape(str(program.path)) + r"(:|\", line )(\d+)", own, message)
+
+
+def compare(doc: Mapping[str, Any], error: BaseException, program: ProgramFile) -> list[str]:
     """How the failure differs from the recorded one, one line each."""
     recorded, found = doc["failure"], []
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     if kind != recorded["type"]:
         found.append(f"type: {kind}, recorded {recorded['type']}")
-    was, now = essence(recorded["message"], {}), essence(str(error), files)
+    was, now = essence(recorded["message"]), essence(in_own_files(str(error), program))
     if was != now:
         found.append(f"message: {now[:200]!r}, recorded {was[:200]!r}")
     line, stack = user_line(error), recorded["stack"]
-    if stack and line is not None:
-        there = (files.get(line[0], line[0]), line[1], line[2])
-        expected = (stack[-1]["file"], stack[-1]["line"], stack[-1]["function"])
-        if (Path(there[0]).name, *there[1:]) != (Path(expected[0]).name, *expected[1:]):
-            found.append("line: {}:{} in {}, recorded {}:{} in {}".format(*there, *expected))
-    elif stack:
+    if stack and line is None:
         found.append(f"line: none, recorded {stack[-1]['file']}:{stack[-1]['line']}")
+    elif stack and line is not None:
+        place = program.place_of(line[1]) if line[0] == str(program.path) else line[:2]
+        expected = (stack[-1]["file"], stack[-1]["line"])
+        same = place is None or (Path(place[0]).name, place[1]) == (Path(expected[0]).name, expected[1])
+        if not same or line[2] != stack[-1]["function"]:
+            shown = (*(place or line[:2]), line[2], *expected, stack[-1]["function"])
+            found.append("line: {}:{} in {}, recorded {}:{} in {}".format(*shown))
     return found
 
 
@@ -205,16 +207,14 @@ def result_of(
 
 def verdict_of(doc: Mapping[str, Any], folder: Path, options: Any) -> dict[str, Any]:
     """Rebuilds the frame, traces it, and says what became of it."""
-    tensors = restore_all(read_tensors(folder, doc["tensors"]), doc["tensors"], options.device)
-    maker = Rebuilder(doc, tensors, folder)
-    files = {str(folder / m["source"]): m["file"] for m in doc["modules"] if m["source"] and m["file"]}
+    program = ProgramFile(folder / "program.py", folder / "values.safetensors", doc["zeros"], options.device)
     with configured(doc["settings"], options.device):
-        maker.install()
-        function = maker.value(doc["frame"]["function"])
-        call = arguments_of(doc["frame"], maker, function.__code__)
-        for number, dims in doc["dynamic"].items():
+        known = values_of(program)
+        function = known[FUNCTION]
+        call = arguments_of(known, function.__code__)
+        for tensor, dims in known[DYNAMIC]:
             for dim in dims:
-                importlib.import_module(DYNAMO).maybe_mark_dynamic(tensors[int(number)], dim)
+                importlib.import_module(DYNAMO).maybe_mark_dynamic(tensor, dim)
         error = error_of(function, call, doc["fullgraph"], doc["failure"]["suppressed"], backend_of(options.backend))
     caveats = [f"{p['path']} ({p['type']}): {p['reason']}" for p in doc["placeholders"]] + list(doc["notes"])
     if error is None:
@@ -226,7 +226,7 @@ def verdict_of(doc: Mapping[str, Any], folder: Path, options: Any) -> dict[str, 
         "message": str(error),
         "line": None if line is None else {"file": line[0], "line": line[1], "function": line[2]},
     }
-    different = compare(doc, error, files)
+    different = compare(doc, error, program)
     verdict, how = ("undecided", ", but not") if different else ("reproduced", "")
     return result_of(verdict, f"the frame fails{how} as it was recorded", caveats, different, facts)
 

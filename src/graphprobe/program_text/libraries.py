@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from graphprobe.internals.operators.operators import operator_of
-from graphprobe.probe.frames.sources import NotRecordable, is_own
+from graphprobe.program_text.sources import NotRecordable, is_own
 
 SEARCHED = (
     "builtins",

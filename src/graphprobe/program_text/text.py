@@ -9,31 +9,36 @@ from __future__ import annotations
 import ast
 import dis
 import sys
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from graphprobe.diagnose.program_text.objects import MUTABLE, ObjectTexts, Statements, references
-from graphprobe.diagnose.program_text.parts import (
+from graphprobe.internals.quiet import quiet
+from graphprobe.program_text.encoding import Encoded, Encoder
+from graphprobe.program_text.loading import HELPERS, ROOTS, VALUES
+from graphprobe.program_text.objects import MUTABLE, LeadsBack, ObjectTexts, Statements, references
+from graphprobe.program_text.plain_values import Unwritable, joined
+from graphprobe.program_text.program import TextProgram, plain_function
+from graphprobe.program_text.sources import (
     Definition,
-    TextProgram,
+    NotRecordable,
+    _Module,
     defining_names,
     definitions_of,
     functions_of,
+    global_names,
     imported_as,
     literals_of,
+    names_when_defined,
+    read_when_defined,
 )
-from graphprobe.diagnose.program_text.plain_values import Unwritable, joined
-from graphprobe.internals.quiet import quiet
-from graphprobe.probe.frames.encoding import Encoded, Encoder
-from graphprobe.probe.frames.program import _Module
-from graphprobe.probe.frames.sources import NotRecordable, global_names
 
 LOCALS = "<locals>."
+
+INDENT = "    "
 
 FUTURE = "from __future__ import annotations"
 
@@ -169,6 +174,7 @@ class ProgramText:
     modules: list[str] = field(default_factory=list)  # the names of those
     stored: dict[str, torch.Tensor] = field(default_factory=dict)  # what `STORED` fetches, as flat bytes
     folders: dict[str, str] = field(default_factory=dict)
+    lost: list[dict[str, str]] = field(default_factory=list)  # what is a placeholder: `path`, `type`, `reason`
 
 
 def program_text(
@@ -191,29 +197,50 @@ def program_text(
             encoder = Encoder(program)
             encoded = {name: encoder.encode(value, name) for name, value in roots.items()}
             encoder.program.complete()
-            if encoder.placeholders:
-                raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in encoder.placeholders[:3]))
-            return _Writer(encoder, encoder.program, encoded, reserved).write()
+            lost, filled = list(encoder.placeholders), set[int]()
+            if lost and not encoder.program.in_place:
+                raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in lost[:3]))
+            while True:
+                encoder.placeholders[:] = lost
+                try:
+                    return _Writer(encoder, encoder.program, encoded, reserved, filled).write()
+                except LeadsBack as found:
+                    filled.add(found.args[0])
     except NotRecordable as error:
         raise Unwritable(str(error)) from error
     except RecursionError as error:
         raise Unwritable("its values are nested too deeply") from error
 
 
+def placed_text(roots: Mapping[str, Any], program: type[TextProgram] = TextProgram) -> ProgramText:
+    """The program that values lead to as one text, which `loading.Program` runs: modules keep names and lines.
+
+    Raises:
+        Unwritable: it leads to too much.
+    """
+    placed = type("Placed", (program,), {"in_place": True})
+    return program_text(roots, reserved=dict.fromkeys((*HELPERS, ROOTS)), program=placed)
+
+
 class _Writer(ObjectTexts):
     """Writes statements in the order in which they need each other."""
 
     def __init__(
-        self, encoder: Encoder, program: TextProgram, roots: Mapping[str, Encoded], reserved: Mapping[str, Any]
+        self,
+        encoder: Encoder,
+        program: TextProgram,
+        roots: Mapping[str, Encoded],
+        reserved: Mapping[str, Any],
+        filled: Collection[int],
     ) -> None:
-        super().__init__(encoder, program, reserved)
+        super().__init__(encoder, program, reserved, filled)
         self.own, self.roots, self.reserved = program.modules, roots, reserved
         self.count += references([[module.values for module in self.own], dict(roots)])
         self.count_in_shared()
         self.alias: dict[str, str] = {}
         """What modules are called here that lie in files of their own."""
-        self.later: list[Callable[[], None]] = []
         self.done: set[tuple[str, str]] = set()
+        self._at = ""
         self.decorated: dict[tuple[str, str], bool] = {}
         self.result = ProgramText()
         self.groups = closure_groups(encoder.objects, program.node_of, encoder.value_at)
@@ -232,6 +259,9 @@ class _Writer(ObjectTexts):
         while self.later:
             self.later.pop(0)()
         self.result.imports, self.result.text = sorted(self.imports[""]), str(self.texts_of[""])
+        self.result.lost = self.encoder.placeholders
+        if self.program.in_place:
+            self.result.text = self._with_headers()
         for name, alias in self.alias.items():
             parts = [FUTURE, "\n".join(sorted(self.imports[name])), str(self.texts_of[name])]
             self.result.files[name.replace(".", "/") + ".py"] = "\n\n".join(filter(None, parts)) + "\n"
@@ -239,6 +269,27 @@ class _Writer(ObjectTexts):
             self.result.names.append(alias)
         self.result.stored, self.result.folders = self.stored, self.program.folders
         return self.result
+
+    def _with_headers(self) -> str:
+        """All modules in one text, as `loading` runs it: their imports, what is in them, the roots."""
+        heads = [f"{self.headers[home]}\n" + "\n".join(sorted(self.imports[home])) for home in [*self.alias, ""]]
+        roots = joined(f"{ROOTS} = {{", [f"{name!r}: {text}" for name, text in self.result.roots.items()], "}")
+        self.put("", roots)
+        return "\n\n".join([*heads, str(self.texts_of[""])]) + "\n"
+
+    def put(self, home: str, text: str, *, definition: bool = False) -> None:
+        """Add to the text of a file; to that of all modules, where it is one."""
+        if not self.program.in_place:
+            self.texts_of[home].add(text, definition=definition)
+            return
+        if home != self._at:
+            self._at = home
+            self.texts_of[""].add(self.headers[home], definition=True)
+        self.texts_of[""].add(text, definition=definition)
+
+    def statement(self, text: str) -> None:
+        """Put a statement here."""
+        self.put("", text)
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
@@ -257,12 +308,15 @@ class _Writer(ObjectTexts):
             both = {n: v for n, v in means.items() if n in meaning}
             clash = any(meaning[n] != v or not (lasting or isinstance(v, dict)) for n, v in both.items())
             own = {n for n in means if n in self.reserved and module.namespace.get(n) is not self.reserved[n]}
-            if module.whole or clash or own:
+            apart = self.program.in_place or module.whole or clash or bool(own)
+            if apart:
                 self.texts_of[module.name], self.imports[module.name] = Statements(), set()
                 self.alias[module.name] = module.name.rpartition(".")[2]
             else:
                 meaning |= means
                 self.taken |= set(means)
+        self.headers = {name: _header(self.program.module_named(name)) for name in self.alias}
+        self.headers[""] = f"# ---- {VALUES}:"
         for name, short in self.alias.items():
             known = meaning.get(short)  # the program may call it so itself
             same = isinstance(known, dict) and self.encoder.value_at(known["ref"]) is sys.modules.get(name)
@@ -279,11 +333,15 @@ class _Writer(ObjectTexts):
 
     def global_value(self, module: _Module, name: str) -> None:
         """Have a global of the program in place, once."""
-        if (module.name, name) in self.done or name not in module.values:
+        if name not in module.values:
             return
-        self.done.add((module.name, name))
         value, home = module.values[name], self.home(module)
         number = value["ref"] if isinstance(value, dict) else -1
+        if (module.name, name) in self.done:
+            if self.program.in_place and number in self._open and number not in self.made:
+                self.lead_back(number)
+            return
+        self.done.add((module.name, name))
         record = self.objects[number] if number >= 0 else {"kind": "plain"}
         kind = record["kind"]
         if kind == "module" and record["name"] not in self.alias:
@@ -321,8 +379,8 @@ class _Writer(ObjectTexts):
                 self.define(module, statement, decorated=True)
                 continue
             self._values_for(module, statement, decorated=True)
-            text = module.source.plain_text(statement)
-            self.texts_of[self.home(module)].add(text, definition=isinstance(statement, Definition))
+            text = module.source.plain_text(statement, placed=self.program.in_place)
+            self.put(self.home(module), text, definition=isinstance(statement, Definition))
         return self.made[number]
 
     def _values_called(self, module: _Module, names: set[str], seen: set[tuple[str, str]]) -> None:
@@ -347,6 +405,8 @@ class _Writer(ObjectTexts):
         node = self.program.node_of(record)
         if isinstance(node, ast.Lambda):
             self._values_for(module, node)
+            if self.program.in_place:
+                return self._lambda(module, node, number, hint)
             text = f"({ast.unparse(node)})"
             return self.named(number, text, hint) if self.count[number] > 1 else text
         if "." in name:
@@ -359,10 +419,14 @@ class _Writer(ObjectTexts):
     def _of_class(self, record: Mapping[str, Any], number: int) -> str:
         """A function in a class, by its name there."""
         owner, _, name = record["qualname"].rpartition(".")
+        code = self.encoder.value_at(number).__code__
         for other, kind in enumerate(self.objects):
             here = kind.get("kind") == "class" and (kind["module"], kind["qualname"]) == (record["module"], owner)
-            if here and getattr(self.encoder.value_at(other), name, None) is self.encoder.value_at(number):
-                return f"{self.text({'ref': other}, owner)}.{name}"
+            held = vars(self.encoder.value_at(other)).get(name) if here else None
+            function = plain_function(held)
+            if function is not None and function.__code__ is code:
+                how = ".fget" if isinstance(held, property) else ".__func__" if isinstance(held, classmethod) else ""
+                return f"{self.text({'ref': other}, owner, needed=True)}.{name}{how}"
         raise Unwritable(f"{record['qualname']} is a function of a class that is not at hand")
 
     def _class(self, record: Any, number: int, hint: str) -> str:
@@ -384,9 +448,12 @@ class _Writer(ObjectTexts):
         if (module.name, f"def {node.name}") not in self.done:
             self.done.add((module.name, f"def {node.name}"))
             self._values_for(module, node, decorated=decorated)
+            if isinstance(node, ast.ClassDef):
+                called = {name for part in node.decorator_list for name in names_when_defined(part)}
+                self._values_called(module, called, set())
             assert module.source is not None
-            text = module.source.plain_text(node, decorated=decorated)
-            self.texts_of[self.home(module)].add(text, definition=True)
+            text = module.source.plain_text(node, decorated=decorated, placed=self.program.in_place)
+            self.put(self.home(module), text, definition=True)
         return f"{self.prefix(module)}{node.name}"
 
     def _values_for(self, module: _Module, node: ast.AST, *, decorated: bool = False) -> None:
@@ -394,7 +461,13 @@ class _Writer(ObjectTexts):
         before = str(self.texts_of[""])
         for name in sorted(set(defining_names(node, decorated=decorated)) - {getattr(node, "name", "")}):
             self.global_value(module, name)
-        if module.name in self.alias and str(self.texts_of[""]) != before:
+        for part in read_when_defined(node, decorated=decorated, annotations=False):
+            value = part.value if isinstance(part, ast.Attribute) else None
+            held = module.namespace.get(value.id) if isinstance(value, ast.Name) else None
+            other = next((m for m in self.own if isinstance(held, ModuleType) and m.namespace is vars(held)), None)
+            if other is not None and isinstance(part, ast.Attribute):
+                self.global_value(other, part.attr)
+        if module.name in self.alias and str(self.texts_of[""]) != before and not self.program.in_place:
             raise Unwritable(f"{module.name} needs values where it is loaded")
 
     def _local(self, module: _Module, group: FunctionGroup, number: int) -> str:
@@ -410,23 +483,42 @@ class _Writer(ObjectTexts):
         first = group.members[0]
         alone = len(group.members) == 1 and not group.given and first.name not in first.takes
         if alone and isinstance(first.node, ast.Lambda):
-            return self.named(number, ast.unparse(first.node), first.name)
-        if alone and isinstance(first.node, Definition) and first.name not in self.taken and not self.home(module):
+            return self._lambda(module, first.node, number, first.name)
+        here = self.program.in_place or not self.home(module)
+        if alone and isinstance(first.node, Definition) and first.name not in self.taken and here:
             self.taken.add(first.name)
-            text = module.source.plain_text(first.node, decorated=isinstance(first.node, ast.ClassDef))
-            self.texts_of[""].add(text, definition=True)
+            text = self._definition(module, first.node, first.name, "")
+            self.put("", self._within(module, text), definition=True)
             return first.name
         maker = self.unique(group.maker.rpartition(".")[2])
-        lines = [_definition(module, member.node, member.name) for member in group.members]
-        lines.append(f"return {', '.join(member.name for member in group.members)}")
-        body = textwrap.indent("\n\n".join(lines), "    ")
-        text = f"def {maker}({', '.join(group.given)}):\n{body}"
-        self.texts_of[self.home(module)].add(text, definition=True)
+        lines = [self._definition(module, member.node, member.name, INDENT) for member in group.members]
+        lines.append(f"{INDENT}return {', '.join(member.name for member in group.members)}")
+        text = f"def {maker}({', '.join(group.given)}):\n" + "\n\n".join(lines)
+        prefix = "" if self.program.in_place else self.prefix(module)
+        self.put("" if self.program.in_place else self.home(module), self._within(module, text), definition=True)
         names = [self.unique(member.name) for member in group.members]
         self.made |= {member.number: name for member, name in zip(group.members, names, strict=True)}
-        self.statement(f"{', '.join(names)} = {joined(f'{self.prefix(module)}{maker}(', given, ')')}")
+        self.statement(f"{', '.join(names)} = {joined(f'{prefix}{maker}(', given, ')')}")
         self.result.names += names
         return self.made[number]
+
+    def _lambda(self, module: _Module, node: ast.Lambda, number: int, hint: str) -> str:
+        name = self.made[number] = self.unique(hint)
+        self.put("", self._within(module, self._definition(module, node, name, "")))
+        return name
+
+    def _within(self, module: _Module, text: str) -> str:
+        """A definition among the values whose globals are a module's."""
+        return f"#@ in {module.name}\n{text}" if self.program.in_place else text
+
+    def _definition(self, module: _Module, node: ast.stmt | ast.Lambda, name: str, indent: str) -> str:
+        """A definition inside of a function of this file."""
+        assert module.source is not None
+        placed = self.program.in_place
+        if isinstance(node, ast.Lambda):
+            place = f"{indent}#@ {module.source.file}:{node.lineno}\n" if placed else ""
+            return f"{place}{indent}{name} = {ast.unparse(node)}"
+        return module.source.plain_text(node, decorated=isinstance(node, ast.ClassDef), indent=indent, placed=placed)
 
     # -- what has been changed since ----------------------------------------------------------------------------------
 
@@ -452,15 +544,9 @@ class _Writer(ObjectTexts):
                 self.statement(f"{self.made[number]}.{key} = {self.text(value, key)}")
 
 
-def _definition(module: _Module, node: ast.stmt | ast.Lambda, name: str) -> str:
-    """A definition inside of a function of this file."""
-    if isinstance(node, ast.Lambda):
-        return f"{name} = {ast.unparse(node)}"
-    assert module.source is not None
-    text = module.source.plain_text(node, decorated=isinstance(node, ast.ClassDef))
-    indented = f"if True:\n{textwrap.indent(text, '    ')}"
-    whole = ast.dump(ast.parse(indented).body[0].body[0]) == ast.dump(ast.parse(text).body[0])  # type: ignore[attr-defined]
-    return text if whole else ast.unparse(ast.parse(text))
+def _header(module: _Module) -> str:
+    """The line above a module's statements."""
+    return f"# ---- {module.name}: {module.namespace.get('__file__') or ''}".rstrip()
 
 
 def _same(a: Any, b: Any) -> bool:

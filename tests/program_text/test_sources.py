@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from graphprobe.probe.frames.sources import (
+from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
     global_names,
@@ -59,20 +59,18 @@ def module(tmp_path: Path) -> ModuleType:
     return made
 
 
-def kept(source: SourceFile) -> list[int]:
-    text = source.text()
-    assert len(text.split("\n")) == len(TEXT.split("\n"))
-    assert all(a in ("", b) for a, b in zip(text.split("\n"), TEXT.split("\n"), strict=True))
-    return [n for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-
-
-def test_only_what_is_needed_is_kept_and_lines_stay(module: ModuleType) -> None:
+def test_a_definition_keeps_its_lines_and_says_where_they_were(module: ModuleType) -> None:
     source = SourceFile(str(module.__file__), vars(module))
-    assert kept(source) == [1]
     assert source.place_of(vars(module)["first"].__func__.__code__) == 0
-    assert kept(source) == [1, 8, 9, 10, 11, 12]
-    source.class_node("Outer.Inner")
-    assert kept(source)[6:] == [21, 22, 24, 25, 26]
+    first = source.tree.body[4]
+    text = '@staticmethod\ndef first(x):\n    """Two\n    lines."""\n    return second(x)'
+    assert source.plain_text(first, placed=True) == f"#@ {module.__file__}:8\n{text}"
+    assert source.plain_text(first, decorated=False) == text.partition("\n")[2]
+    lines = source.plain_text(first, indent="  ").split("\n")
+    assert lines[2:] == ['      """Two', '    lines."""', "      return second(x)"], "a text is not moved"
+    node = source.class_node("Outer.Inner")
+    moved = source.plain_text(node, placed=True)
+    assert moved.startswith(f"#@ {module.__file__}:24\nclass Inner:\n    def method(") and ast.parse(moved)
 
 
 def test_lambdas_on_one_line_are_told_apart(module: ModuleType) -> None:

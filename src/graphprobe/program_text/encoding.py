@@ -1,4 +1,4 @@
-"""Live values as the objects of a record. Nothing of the program's own code runs for it."""
+"""Live values as records of what they consist of. Nothing of the program's own code runs for it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 
 from graphprobe.engine.values import why_not
 from graphprobe.internals.dynamo.frame_failures import uncompiled
-from graphprobe.probe.frames import libraries
-from graphprobe.probe.frames.sources import NotRecordable
+from graphprobe.program_text import libraries
+from graphprobe.program_text.sources import NotRecordable
 
 MOST_OBJECTS = 200_000
 MOST_ITEMS = 100_000
 """Of one container. More is a data set, not an argument."""
-PLAIN_INT = 2**53
 MADE_OF = (object, dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque)
-LITERALS = (int, float, complex, str, bytes)
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""Values that stand for themselves."""
 CONTENT = (tuple, str, bytes, int, float, frozenset)
 HEAP_TYPE = 1 << 9
 """Flag of classes that are made at run time, as those of Python text are."""
 
 Encoded = Any
-"""None, a bool, a short int, text, or `{"ref": position}`."""
+"""A plain value, or `{"ref": position}`."""
 
 _ARGS = vars(BaseException)["args"].__get__
 
@@ -53,13 +53,8 @@ class Encoder:
         self.program = program(self)
 
     def encode(self, value: Any, path: str) -> Encoded:
-        """The value as JSON holds it; `path` says where it was found, for placeholders."""
-        kind = type(value)
-        if value is None or kind is bool:
-            return value
-        if kind is int and -PLAIN_INT < value < PLAIN_INT:
-            return value
-        if kind is str and value.isprintable():
+        """A plain value, or where its record is; `path` says where it was found, for placeholders."""
+        if type(value) in PLAIN and not (type(value) is bytes and len(value) > MOST_ITEMS):
             return value
         value = uncompiled(value)  # what Dynamo goes on with, too
         number = self._known.get(id(value))
@@ -112,8 +107,6 @@ class Encoder:
 
     def _described(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any]:
         kind = type(value)
-        if kind in LITERALS:
-            return _literal(value)
         if kind is libraries.RebuildCall:
             return self.call(value, entry, path)
         if self.program.stated(value, entry, path) is not None:
@@ -122,7 +115,7 @@ class Encoder:
             return self._tensor(value, entry, path)
         if issubclass(kind, np.ndarray | np.generic):
             return self._array(value)
-        if kind in (list, tuple, set, frozenset, dict):
+        if kind in (list, tuple, set, frozenset, dict, bytes):
             return self._container(value, entry, path)
         found = self.program.describe(value, entry, path)
         if found is not None:
@@ -154,10 +147,7 @@ class Encoder:
         if array.dtype.hasobject or array.dtype.names is not None or type(value) in (np.ma.MaskedArray, np.matrix):
             raise NotRecordable(f"numpy {type(value).__name__} of {array.dtype}")
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-        data = bytearray(array.tobytes())
-        self.tensors.append(torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8))
-        described = {"kind": "array", "dtype": array.dtype.str, "shape": list(array.shape), "order": order}
-        return {**described, "scalar": isinstance(value, np.generic), "tensor": len(self.tensors) - 1}
+        return {"kind": "array", "order": order, "scalar": isinstance(value, np.generic)}
 
     def _container(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any]:
         if len(value) > MOST_ITEMS:
@@ -259,13 +249,6 @@ def _written_in_python(kind: type) -> bool:
     parents = max((parent.__basicsize__ for parent in kind.__bases__), default=0)
     extra = kind.__basicsize__ - parents
     return extra <= pointer * (slots + 2) and not hasattr(kind, "__cpp_type__")
-
-
-def _literal(value: Any) -> dict[str, Any]:
-    if type(value) is bytes and len(value) > 10 * MOST_ITEMS:
-        raise NotRecordable(f"{len(value)} bytes; at most {10 * MOST_ITEMS} are recorded")
-    described = {"kind": "literal", "type": type(value).__name__, "text": repr(value)}
-    return described if value == value else {**described, "bits": np.array(value, dtype="<c16").tobytes().hex()}
 
 
 def _shown(key: Any) -> str:

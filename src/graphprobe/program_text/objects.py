@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import builtins
 import collections
+import inspect
 import keyword
+import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from graphprobe.diagnose.program_text.parts import TextProgram
-from graphprobe.diagnose.program_text.plain_values import (
+from graphprobe.engine.values import capture
+from graphprobe.program_text.encoding import Encoded, Encoder
+from graphprobe.program_text.libraries import vars_of
+from graphprobe.program_text.loading import instance
+from graphprobe.program_text.plain_values import (
     MOST_INLINE,
     Unwritable,
     dense_text,
@@ -22,28 +27,18 @@ from graphprobe.diagnose.program_text.plain_values import (
     number_text,
     strides_of,
 )
-from graphprobe.engine.values import capture
-from graphprobe.probe.frames.encoding import Encoded, Encoder
-from graphprobe.probe.frames.libraries import vars_of
+from graphprobe.program_text.program import TextProgram
 
 STORED = "stored"
 """Function of the script that fetches a tensor from the file: name, dtype, shape."""
 INSTANCE = "instance"
 """Function of the script that makes an object without its constructor: class, attributes by name."""
-INSTANCE_TEXT = f'''def {INSTANCE}(kind, **attributes):
-    """An object with these attributes, without its constructor."""
-    made = kind.__new__(kind)
-    if isinstance(made, torch.nn.Module):
-        torch.nn.Module.__init__(made)
-    for name, value in attributes.items():
-        if name in ("_parameters", "_buffers", "_modules"):
-            getattr(made, name).update(value)
-        else:
-            object.__setattr__(made, name, value)
-    return made'''
+INSTANCE_TEXT = re.sub(r": Any| -> Any", "", inspect.getsource(instance).rstrip())
 LONG = 12
 """Lines of an expression beyond which it gets a name."""
-MUTABLE = frozenset({"list", "set", "dict", "tensor", "array", "instance", "call"})
+MUTABLE = frozenset({"list", "set", "dict", "tensor", "array", "instance", "call", "inner"})
+FILLED_LATER = frozenset({"list", "set", "dict", "instance"})
+"""What can be empty at first, and so ends a cycle."""
 WRITTEN_OUT = frozenset({"tuple", "frozenset", "cell"})
 NAMED = frozenset({"function", "class", "stated", "module", "import"})
 PLAIN = ("tuple", "str", "bytes", "int", "float", "frozenset")
@@ -68,19 +63,36 @@ class Statements:
         return self._text
 
 
-class ObjectTexts:
-    """Expressions for values, which `encoder` has recorded; statements that they need first go to `statement`."""
+class LeadsBack(Exception):
+    """An object leads back to itself: the number of one on the way that can be filled later."""
 
-    def __init__(self, encoder: Encoder, program: TextProgram, reserved: Collection[str]) -> None:
-        self.encoder, self.objects, self.program = encoder, encoder.objects, program
-        self.captured = capture(encoder.tensors, rng=False)
+
+class ObjectTexts:
+    """Expressions for values, which `encoder` has recorded; statements that they need first go to `statement`.
+
+    Args:
+        filled: numbers of objects that get what they hold at the end.
+    """
+
+    def __init__(
+        self, encoder: Encoder, program: TextProgram, reserved: Collection[str], filled: Collection[int] = ()
+    ) -> None:
+        self.encoder, self.objects, self.program, self.filled = encoder, encoder.objects, program, filled
+        self.flat: list[torch.Tensor] = []
+
+        def keep(flat: torch.Tensor) -> dict[str, int | str]:
+            self.flat.append(flat)
+            return {}
+
+        self.captured = capture(encoder.tensors, rng=False, put=keep)
+        self.later: list[Callable[[], None]] = []
         self.made: dict[int, str] = {}
         self.taken = {*reserved, *keyword.kwlist, *dir(builtins), "torch"}
         self.texts_of: dict[str, Statements] = {"": Statements()}
         self.imports: dict[str, set[str]] = {"": {"import torch"}}
         self.count: collections.Counter[int] = references(encoder.objects)
         self.stored: dict[str, torch.Tensor] = {}
-        self._open: set[int] = set()
+        self._open: list[int] = []
         views = {id(record) for record in encoder.objects if "base" in record and record.get("kind") == "tensor"}
         owners = [r["tensor"] for r in encoder.objects if r.get("kind") == "tensor" and id(r) not in views]
         self._sharing = collections.Counter(self._record(i).get("storage") for i in owners)
@@ -125,19 +137,30 @@ class ObjectTexts:
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
-    def text(self, value: Encoded, hint: str, *, keeps: bool = False) -> str:
-        """An expression. What is used more than once gets a name before, unless it `keeps` the one it is given."""
+    def text(self, value: Encoded, hint: str, *, keeps: bool = False, needed: bool = False) -> str:
+        """An expression. What is used more than once gets a name before, unless it `keeps` the one it is given.
+
+        Args:
+            needed: no placeholder does.
+        """
         if not isinstance(value, dict):
-            return repr(value)
+            return number_text(value)
         number = value["ref"]
         if number in self.made:
             return self.made[number]
-        if number in self._open:
-            raise Unwritable(f"{hint} leads back to itself")
         record = self.objects[number]
-        self._open.add(number)
-        text: str = getattr(self, f"_{record['kind']}")(record, number, hint)
-        self._open.discard(number)
+        if number in self._open:
+            self.lead_back(number)
+            raise Unwritable(f"{hint} leads back to itself")
+        self._open.append(number)
+        try:
+            text: str = getattr(self, f"_{record['kind']}")(record, number, hint)
+        except Unwritable as reason:
+            if needed or not self.program.in_place or record["kind"] == "class":
+                raise
+            text = self._missing(number, hint, str(reason))
+        finally:
+            self._open.pop()
         if number in self.made:
             return self.made[number]
         if record["kind"] in NAMED:
@@ -145,6 +168,22 @@ class ObjectTexts:
         elif not keeps and record["kind"] in MUTABLE and (self.count[number] > 1 or text.count("\n") > LONG):
             return self.named(number, text, hint)
         return text
+
+    def lead_back(self, number: int) -> None:
+        """Begin anew where something on the way to a number that is open can be filled later."""
+        for other in self._open[self._open.index(number) :]:
+            if self._can_be_filled(other):
+                raise LeadsBack(other)
+
+    def _can_be_filled(self, number: int) -> bool:
+        record = self.objects[number]
+        return number not in self.filled and record["kind"] in FILLED_LATER and record.get("base") not in PLAIN
+
+    def _missing(self, number: int, hint: str, reason: str) -> str:
+        value = self.encoder.value_at(number)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        self.encoder.placeholders.append({"path": hint, "type": kind, "reason": reason})
+        return f"missing({kind!r}, {reason!r})"
 
     def named(self, number: int, text: str, hint: str) -> str:
         """Give an object a name here."""
@@ -156,24 +195,33 @@ class ObjectTexts:
         """Each of them."""
         return [self.text(value, hint) for value in values]
 
-    def _literal(self, record: Any, number: int, hint: str) -> str:
-        return number_text(self.encoder.value_at(number))
-
     def _list(self, record: Any, number: int, hint: str) -> str:
-        return joined("[", self.texts(record["items"], hint), "]")
+        return self._held(number, hint, "[]", "{}[:] = {}", lambda: joined("[", self.texts(record["items"], hint), "]"))
+
+    def _held(self, number: int, hint: str, empty: str, fill: str, text: Callable[[], str]) -> str:
+        """What holds others: whole or, where it leads back to itself, empty and filled at the end."""
+        if number not in self.filled:
+            return text()
+        name = self.named(number, empty, hint)
+        self.later.append(lambda: self.statement(fill.format(name, text())))
+        return name
 
     def _tuple(self, record: Any, number: int, hint: str) -> str:
         parts = self.texts(record["items"], hint)
         return f"({parts[0]},)" if len(parts) == 1 else joined("(", parts, ")")
 
     def _set(self, record: Any, number: int, hint: str) -> str:
-        return joined("{", self.texts(record["items"], hint), "}") if record["items"] else "set()"
+        if not record["items"]:
+            return "set()"
+        return self._held(
+            number, hint, "set()", "{}.update({})", lambda: joined("{", self.texts(record["items"], hint), "}")
+        )
 
     def _frozenset(self, record: Any, number: int, hint: str) -> str:
-        return f"frozenset({self._list(record, number, hint)})"
+        return f"frozenset({joined('[', self.texts(record['items'], hint), ']')})"
 
     def _dict(self, record: Any, number: int, hint: str) -> str:
-        return joined("{", self._pairs(record, hint), "}")
+        return self._held(number, hint, "{}", "{}.update({})", lambda: joined("{", self._pairs(record, hint), "}"))
 
     def _pairs(self, record: Any, hint: str) -> list[str]:
         found = []
@@ -192,25 +240,26 @@ class ObjectTexts:
 
     def _tensor(self, record: Any, number: int, hint: str) -> str:
         tensor = self.encoder.tensors[record["tensor"]]
-        known = self._record(record["tensor"])
-        if known["conj"] or known["neg"]:
-            raise Unwritable(f"{hint} is a conjugate or negative view")
+        known, plain = self._record(record["tensor"]), tensor
+        plain = plain.conj() if known["conj"] else plain
+        plain = torch.ops.aten._neg_view(plain) if known["neg"] else plain
         size = f"{tuple(tensor.shape)}, {tensor.stride()}"
+        several = any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True))
         shared = False
-        if "base" in record:
+        if "base" in record and not (known["conj"] or known["neg"]):
             base = self.encoder.value_at(record["base"]["ref"])
-            text = self.text(record["base"], f"{hint}_base")
+            text = self.text(record["base"], f"{hint}_base", needed=True)
             text += ".detach()" if base.requires_grad and not tensor.requires_grad else ""
             text += f".as_strided({size}, {record['offset']})"
             shared = bool(base.requires_grad)
-        elif self._sharing[known["storage"]] > 1:
-            text = f"{self._memory_of(known, tensor)}.as_strided({size}, {known['storage_offset']})"
+        elif self._sharing[known["storage"]] > 1 or several:
+            text = self._of_memory(known, size)
         elif tensor.numel() and tensor.stride() != strides_of(tensor) and not tensor.is_contiguous():
-            if any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
-                raise Unwritable(f"{hint} has several elements in one place")
-            text = f"torch.empty_strided({size}, dtype={tensor.dtype}).copy_({self._dense(tensor, hint)})"
+            text = f"torch.empty_strided({size}, dtype={tensor.dtype}).copy_({self._dense(plain, hint)})"
         else:
-            text = self._dense(tensor, hint)
+            text = self._dense(plain, hint)
+        text = f"torch.ops.aten._neg_view({text})" if known["neg"] else text
+        text += ".conj()" if known["conj"] else ""
         if tensor.device.type != "cpu":
             text += f".to({str(tensor.device)!r})"
         if known["is_parameter"]:
@@ -225,6 +274,8 @@ class ObjectTexts:
         return text
 
     def _dense(self, tensor: torch.Tensor, hint: str) -> str:
+        if tensor.numel() == 1:  # it counts as contiguous with any stride
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
         return dense_text(tensor) or self._from_file(tensor.detach().cpu().contiguous(), hint)
 
     def _from_file(self, tensor: torch.Tensor, hint: str) -> str:
@@ -235,32 +286,35 @@ class ObjectTexts:
         self.stored[name] = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1).to(torch.uint8)
         return f"{STORED}({name!r}, {tensor.dtype}, {tuple(tensor.shape)})"
 
-    def _memory_of(self, known: Mapping[str, Any], tensor: torch.Tensor) -> str:
-        """The name of the flat memory that several tensors share, none of them being a view of another."""
-        storage = known["storage"]
+    def _of_memory(self, known: Mapping[str, Any], size: str) -> str:
+        """A tensor on flat memory, which several share, none of them being a view of another."""
+        storage, dtype = known["storage"], getattr(torch, known["dtype"])
+        names = list(self.captured.doc["storages"])
+        entry, flat = self.captured.doc["storages"][storage], self.flat[names.index(storage)]
+        users = {v["dtype"] for v in self.captured.doc["values"] if v.get("storage") == storage}
+        whole = len(users) == 1
         if storage not in self._memory:
-            users = [v for v in self.captured.doc["values"] if v.get("storage") == storage]
-            if len({user["dtype"] for user in users}) > 1:
-                raise Unwritable("tensors of several dtypes share memory")
-            flat = self.captured.tensors[storage].view(tensor.dtype)
             name = self._memory[storage] = self.unique("memory")
-            self.statement(f"{name} = {self._dense(flat, name)}")
-        return self._memory[storage]
+            place = "" if entry["device"] == "cpu" else f".to({entry['device']!r})"
+            text = self._dense(flat.view(dtype), name) if whole else self._from_file(flat, name)
+            self.statement(f"{name} = {text}{place}")
+        name = self._memory[storage]
+        part = "" if whole else f"[:{len(flat) // dtype.itemsize * dtype.itemsize}].view({dtype})"
+        return f"{name}{part}.as_strided({size}, {known['storage_offset'] - entry['first_byte'] // dtype.itemsize})"
 
     def _array(self, record: Any, number: int, hint: str) -> str:
         value = self.encoder.value_at(number)
         array, numpy = np.asarray(value), self.imported("numpy")
-        if array.dtype.kind not in "biufc":
-            raise Unwritable(f"{hint} is a numpy array of {array.dtype}")
         order = ', order="F"' if record["order"] == "F" else ""
-        if array.size <= MOST_INLINE:
+        if array.size <= MOST_INLINE and array.dtype.kind in "biufc":
             numbers = list_text(array.tolist(), number_text)
             if record["scalar"]:
                 return f"{numpy}.{array.dtype}({numbers})"
             shaped = f".reshape({array.shape})" if array.size == 0 else ""
             return f'{numpy}.array({numbers}, dtype="{array.dtype}"{order}){shaped}'
-        flat = torch.frombuffer(bytearray(array.tobytes("A")), dtype=torch.uint8)
-        return f'{self._from_file(flat, hint)}.numpy().view("{array.dtype.str}").reshape({array.shape}{order})'
+        flat = torch.frombuffer(bytearray(array.tobytes("A")) or bytearray(1), dtype=torch.uint8)[: array.nbytes]
+        text = f'{self._from_file(flat, hint)}.numpy().view("{array.dtype.str}").reshape({array.shape}{order})'
+        return f"{text}[()]" if record["scalar"] else text
 
     # -- what a library knows -----------------------------------------------------------------------------------------
 
@@ -282,9 +336,11 @@ class ObjectTexts:
         if isinstance(name, str) and name.isidentifier():
             return f"{parts[0]}.{name}"
         parts += [f"{name}={self.text(value, name)}" for name, value in record.get("kwargs", {}).items()]
-        text = joined(f"{self.text(record['callable'], hint)}(", parts, ")")
-        if any(name in record for name in ("state", "items", "pairs")):
+        text = joined(f"{self.text(record['callable'], hint, needed=True)}(", parts, ")")
+        if any(name in record for name in ("attributes", "state", "items", "pairs")):
             text = self.named(number, text, hint)
+            for name, value in (record.get("attributes", {}) if self.program.in_place else {}).items():
+                self.statement(f"{text}.{name} = {self.text(value, name)}")
             if "state" in record:
                 state = self.text(record["state"], hint)
                 live = self.encoder.value_at(number)
@@ -300,52 +356,77 @@ class ObjectTexts:
 
     def _instance(self, record: Any, number: int, hint: str) -> str:
         base, live = record["base"], self.encoder.value_at(number)
-        kind = self.text(record["class"], type(live).__name__)
+        kind = self.text(record["class"], type(live).__name__, needed=True)
         state = {**record.get("state", {}), **record.get("slots", {})}
-        if isinstance(live, torch.nn.Module):
+        if number in self.filled:
+            return self._filled(record, number, kind, hint)
+        if issubclass(type(live), torch.nn.Module):
             return self._module_instance(kind, state, live, hint)
-        content: str | None = None
-        if base in PLAIN:
-            text = f"{base}.__new__({kind}, {self.text(record['content'], hint)})"
-        elif base == "BaseException":
-            text = joined(f"{kind}.__new__(", [kind, *self.texts(record["items"], hint)], ")")
-        elif base == "object" and self.program.told_alone:
-            text = f"object.__new__({kind})"
-        elif base == "object":
-            text = joined(f"{INSTANCE}(", [kind, *self._arguments(state, hint)], ")")
-            state = {}
-        else:
-            content = (
-                joined("{", self._pairs(record, hint), "}") if "pairs" in record else self._list(record, number, hint)
-            )
-            plain = type(live) in (collections.OrderedDict, collections.defaultdict, collections.deque)
-            given = [self.text(record["content"], hint)] if base == "defaultdict" else []
-            if plain and base == "deque":
-                text, content = f"{kind}({content}, {record['content']!r})", None
-            elif plain:
-                text, content = joined(f"{kind}(", [*given, *([content] if record["pairs"] else [])], ")"), None
-            else:
-                text = f"{kind}.__new__({kind})"
-                if base in ("deque", "defaultdict"):
-                    raise Unwritable(f"{hint} is of a class made from {base}")
-        if content is not None or state:
+        if base == "object" and not self.program.told_alone:
+            return joined(f"{INSTANCE}(", [kind, *self._arguments(state, hint)], ")")
+        text = self._new(record, kind, live, hint)
+        filled = text.startswith(f"{self._base(base)}.__new__(")
+        if state or (filled and base not in (*PLAIN, "object", "BaseException")):
             text = self.named(number, text, hint)
-        if content is not None:
-            put = {"list": "list.extend", "set": "set.update"}.get(base, "dict.update")
-            if base == "OrderedDict":
-                put = f"{self.imported('collections')}.OrderedDict.update"
-            self.statement(f"{put}({text}, {content})")
-        plainly = vars_of(type(live))["__setattr__"] is vars(object)["__setattr__"]
-        for name, value in state.items():
-            usual, attribute = plainly and name.isidentifier(), self.text(value, name)
-            put = f"{text}.{name} = {attribute}" if usual else f"object.__setattr__({text}, {name!r}, {attribute})"
-            self.statement(put)
+            self._fill(text, record, live, hint, content=filled)
         return text
 
+    def _new(self, record: Any, kind: str, live: Any, hint: str) -> str:
+        """An expression for it without attributes; without what it contains, too, where its class is the program's."""
+        base = record["base"]
+        if base in PLAIN:
+            return f"{base}.__new__({kind}, {self.text(record['content'], hint)})"
+        if base == "BaseException":
+            return joined(f"{base}.__new__(", [kind, *self.texts(record["items"], hint)], ")")
+        if type(live) in (collections.OrderedDict, collections.defaultdict, collections.deque):
+            given = [self.text(record["content"], hint)] if base == "defaultdict" else []
+            if base == "deque":
+                items = joined("[", self.texts(record["items"], hint), "]")
+                return f"{kind}({items}, {record['content']!r})"
+            pairs = [joined("{", self._pairs(record, hint), "}")] if record["pairs"] else []
+            return joined(f"{kind}(", [*given, *pairs], ")")
+        if base in ("deque", "defaultdict") and not self.program.in_place:
+            raise Unwritable(f"{hint} is of a class made from {base}")
+        return f"{self._base(base)}.__new__({kind})"
+
+    def _base(self, base: str) -> str:
+        return base if hasattr(builtins, base) else f"{self.imported('collections')}.{base}"
+
+    def _filled(self, record: Any, number: int, kind: str, hint: str) -> str:
+        """An object without what it holds, which comes at the end."""
+        live = self.encoder.value_at(number)
+        name = self.named(number, f"{self._base(record['base'])}.__new__({kind})", hint)
+        self.later.append(lambda: self._fill(name, record, live, hint, content=True, at_once=True))
+        return name
+
+    def _fill(self, name: str, record: Any, live: Any, hint: str, *, content: bool, at_once: bool = False) -> None:
+        """Statements that put attributes into an object and, if so asked, what it contains."""
+        base, state = record["base"], {**record.get("state", {}), **record.get("slots", {})}
+        if content and base in ("deque", "defaultdict"):
+            given = "(), " + repr(record["content"]) if base == "deque" else self.text(record["content"], hint)
+            self.statement(f"{self._base(base)}.__init__({name}, {given})")
+        if content and "pairs" in record:
+            put = f"{self._base('OrderedDict')}.update" if base == "OrderedDict" else "dict.update"
+            self.statement(f"{put}({name}, {joined('{', self._pairs(record, hint), '}')})")
+        elif content and base in ("list", "set", "deque"):
+            put = "update" if base == "set" else "extend"
+            items = joined("[", self.texts(record["items"], hint), "]")
+            self.statement(f"{self._base(base)}.{put}({name}, {items})")
+        if at_once and record.get("state"):
+            pairs = [f"{key!r}: {self.text(value, key)}" for key, value in record["state"].items()]
+            self.statement(joined(f"object.__getattribute__({name}, '__dict__').update({{", pairs, "})"))
+            state = record.get("slots", {})
+        plainly = vars_of(type(live))["__setattr__"] is vars(object)["__setattr__"]
+        for key, value in state.items():
+            usual, attribute = plainly and key.isidentifier(), self.text(value, key)
+            put = f"{name}.{key} = {attribute}" if usual else f"object.__setattr__({name}, {key!r}, {attribute})"
+            self.statement(put)
+
     def _arguments(self, state: Mapping[str, Encoded], hint: str) -> list[str]:
-        if not all(name.isidentifier() and name != "kind" for name in state):
-            raise Unwritable(f"{hint} has attributes whose names are none in Python")
-        return [f"{name}={self.text(value, f'{hint}_{name}')}" for name, value in state.items()]
+        usual = {name: value for name, value in state.items() if name.isidentifier() and not keyword.iskeyword(name)}
+        found = [f"{name}={self.text(value, f'{hint}_{name}')}" for name, value in usual.items()]
+        other = [f"{name!r}: {self.text(state[name], hint)}" for name in state if name not in usual]
+        return [*found, *([joined("**{", other, "}")] if other else [])]
 
     def _module_instance(self, kind: str, state: Mapping[str, Encoded], live: torch.nn.Module, hint: str) -> str:
         """A module: parameters, buffers, modules in it, and what differs from any module's attributes."""
@@ -362,7 +443,26 @@ class ObjectTexts:
         return joined(f"{INSTANCE}(", [*parts, *self._arguments(attributes, hint)], ")")
 
     def _placeholder(self, record: Any, number: int, hint: str) -> str:
-        raise Unwritable(f"{hint}: {record['reason']}")
+        if not self.program.in_place:
+            raise Unwritable(f"{hint}: {record['reason']}")
+        return f"missing({record['type']!r}, {record['reason']!r})"
+
+    def _inner(self, record: Any, number: int, hint: str) -> str:
+        """A function that was made inside of one of a library."""
+        cells = {name: self.objects[cell["ref"]] for name, cell in zip(record["free"], record["closure"], strict=True)}
+        given = [f"{name!r}: {self.text(cell['value'], name)}" for name, cell in cells.items() if "value" in cell]
+        place = [repr(record[key]) for key in ("module", "qualname", "line", "at")]
+        text = joined("made_in(", [*place, joined("{", given, "}")], ")")
+        more = dict(record.get("state", {}))
+        if record["defaults"] or record["kwdefaults"] or more:
+            text = self.named(number, text, hint)
+            if record["defaults"]:
+                self.statement(f"{text}.__defaults__ = {joined('(', [*self.texts(record['defaults'], hint), ''], ')')}")
+            named = [f"{name!r}: {self.text(value, name)}" for name, value in record["kwdefaults"].items()]
+            self.statement(f"{text}.__kwdefaults__ = {joined('{', named, '}') if named else None}")
+            for name, value in more.items():
+                self.statement(f"{text}.{name} = {self.text(value, name)}")
+        return text
 
 
 def reached(module: str) -> bool:

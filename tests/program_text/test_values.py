@@ -20,39 +20,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from graphprobe.engine.replay import restore_all
-from graphprobe.engine.values import capture
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.program import CodeRecorder
-from graphprobe.probe.frames.rebuild import Placeholder, Rebuilder
+from graphprobe.engine.values import safetensors_bytes
+from graphprobe.program_text.loading import Placeholder, ProgramFile
+from graphprobe.program_text.text import placed_text
 
 
 class Round:
-    """A value through JSON and back, as in another process: nothing of the first half is left in the second."""
+    """A value as text and back, as in another process: nothing of the first half is left in the second."""
 
     def __init__(self, value: Any, folder: Path) -> None:
-        self.encoder = Encoder(CodeRecorder)
-        encoded = self.encoder.encode(value, "value")
-        modules = self.encoder.program.complete()
-        captured = capture(self.encoder.tensors, rng=False)
-        for path, text in self.encoder.program.texts().items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, "utf-8")
-        document = {"objects": self.encoder.objects, "modules": modules, "value": encoded, "tensors": captured.doc}
-        self.doc = json.loads(msgspec.json.encode(document))
-        self.placeholders = self.encoder.placeholders
-        self._maker = Rebuilder(self.doc, restore_all(captured.tensors, self.doc["tensors"]), folder)
+        text = placed_text({"value": value})
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "program.py").write_text(text.text, "utf-8", "backslashreplace")
+        (folder / "values.safetensors").write_bytes(safetensors_bytes(text.stored, {}))
+        self.placeholders = text.lost
+        self.program = ProgramFile(folder / "program.py", folder / "values.safetensors")
 
     def value(self) -> Any:
         with mock.patch.dict(sys.modules):
-            self._maker.install()
-            return self._maker.value(self.doc["value"])
+            return self.program.run()["value"]
 
 
 def whole(value: Any, folder: Path) -> Any:
@@ -117,7 +108,7 @@ SAME = [
     *(torch.channels_last, torch.device("cpu"), torch.Size([2, 3]), torch.nn.functional.relu, torch.add, operator.add),
     *(torch.ops.aten.add.Tensor, math.pi, math.sqrt, nn.Linear, int, len, str.upper, torch.Tensor.add, json),
     *(re.compile("a.", re.IGNORECASE), Path("/a/b"), datetime.date(2024, 2, 3), np.float32(1.5)),
-    struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000123))[0],  # a NaN with a payload
+    math.nan,
 ]
 
 
@@ -203,7 +194,7 @@ def test_functions_with_what_they_need(tmp_path: Path) -> None:
     assert back["f"] is not outer
     assert back["f"](0) == outer(0) and back["p"]() == outer(0, step=3)
     assert back["count"] == [4] and count == [4]
-    (text,) = tmp_path.glob("source/*.py")
+    (text,) = tmp_path.glob("*.py")
     assert "\nclass Touchy:" not in text.read_text("utf-8")
 
 
@@ -308,3 +299,62 @@ def test_a_class_whose_text_is_gone_takes_its_objects_with_it(tmp_path: Path) ->
     told = {entry["path"]: entry["reason"] for entry in held.placeholders}
     assert "its class is not recorded" in told["value[0]"] and "is not recorded: " in told["value[2]"]
     assert held.value()[1] == 1
+
+
+class Above(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.twice = nn.Linear(2, 2), self.double
+        self.below.above = [self]  # type: ignore[assignment]
+
+    def double(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.below(self.twice(x))  # type: ignore[no-any-return]
+
+
+def test_a_module_that_its_parts_lead_back_to(tmp_path: Path) -> None:
+    made = Above()
+    back, x = whole(made, tmp_path), torch.ones(1, 2)
+    assert torch.equal(back(x), made(x)) and back.below.above[0] is back and back.twice.__self__ is back
+
+
+def test_memory_of_several_dtypes_and_elements_in_one_place(tmp_path: Path) -> None:
+    flat = torch.randn(100)
+    values = [flat, flat.view(torch.int32), flat[3].expand(4), torch.tensor([1 + 2j, 3j]).conj().imag]
+    back = whole(values, tmp_path)
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(values, back, strict=True))
+    back[0].zero_()
+    assert back[1].sum() == back[2].sum() == 0
+
+
+def test_functions_that_share_a_variable_and_one_of_a_library(tmp_path: Path) -> None:
+    def counter() -> Any:
+        count = 0
+
+        def step() -> int:
+            """Adds
+            one."""
+            nonlocal count
+            count += 1
+            return count
+
+        return step, lambda: count
+
+    step = counter()
+    back, average = Round([*step], tmp_path).value(), torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    assert (back[0](), back[1](), step[1]()) == (1, 1, 0)
+    assert (back[0].__doc__, back[0].__qualname__) == (step[0].__doc__, "counter.<locals>.step")
+    assert whole(average, tmp_path / "second").__code__.co_qualname == average.__code__.co_qualname
+
+
+def test_in_place_definitions_have_their_own_files_and_lines(tmp_path: Path) -> None:
+    held = Round([Above, local_class(2).run, lambda: 1], tmp_path)
+    with mock.patch.dict(sys.modules):
+        found = held.program.run(in_place=True)["value"]
+    codes = [(f.__code__.co_filename, f.__code__.co_firstlineno) for f in (found[0].double, found[1], found[2])]
+    here = test_in_place_definitions_have_their_own_files_and_lines.__code__.co_firstlineno
+    assert codes[0] == (__file__, Above.double.__code__.co_firstlineno)
+    assert codes[1] == (__file__, local_class(2).run.__code__.co_firstlineno)
+    assert codes[2] == (__file__, here + 1)

@@ -1,11 +1,10 @@
 """Runs a step of a diagnosis in a fresh Python process, where a fork is impossible: the program is saved and made anew.
 
-The saved program holds the text of functions and classes, and values: no pickle, and none of its code runs for that.
+The saved program is its text, and values beside it: no pickle, and none of its code runs for that.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import inspect
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import Any, NoReturn, get_type_hints
 
 import msgspec
@@ -27,23 +25,21 @@ import torch
 
 from graphprobe.diagnose.exceptions import origin_of_stack
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.program_text.plain_values import Unwritable
 from graphprobe.diagnose.settings import PACKAGES, Compilation, changed_settings
 from graphprobe.engine.forked_child import Board, Outcome, answer, end_with_parent, outcome_of, told_on
 from graphprobe.engine.replay import set_state
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.engine.values import CapturedValues, capture, safetensors_bytes
+from graphprobe.engine.values import capture, safetensors_bytes
 from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered
 from graphprobe.internals.names import require
-from graphprobe.internals.quiet import quiet
-from graphprobe.probe.frames.encoding import Encoder
-from graphprobe.probe.frames.libraries import RebuildCall
-from graphprobe.probe.frames.program import CodeRecorder
-from graphprobe.probe.frames.rebuild import Rebuilder
 from graphprobe.probe.frames.recorder import torch_state
-from graphprobe.probe.frames.replaying import configured, read_tensors
-from graphprobe.probe.frames.sources import NotRecordable
-from graphprobe.store.frame_record import RECORD, VALUES
+from graphprobe.probe.frames.replaying import configured, values_of
+from graphprobe.program_text import loading
+from graphprobe.program_text.libraries import RebuildCall
+from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.program import TextProgram
+from graphprobe.program_text.text import placed_text
+from graphprobe.store.frame_record import PROGRAM, RECORD, VALUES
 from graphprobe.store.schema import is_json
 
 START_S = 600.0
@@ -90,17 +86,10 @@ class Generators(msgspec.Struct, frozen=True):
 
 
 class SavedProgram(msgspec.Struct, frozen=True):
-    """A program and torch's state around it, as the file `RECORD` has them.
+    """What is not in the text of a program: torch's state around it, as the file `RECORD` has it."""
 
-    Attributes:
-        modules, objects, tensors, settings: as in the record of a frame.
-    """
-
-    modules: list[dict[str, Any]]
-    objects: list[dict[str, Any]]
-    tensors: dict[str, Any]
-    settings: dict[str, Any]
-    roots: dict[str, Any]  # the values that everything else is reached from, by name
+    settings: dict[str, Any]  # as in the record of a frame
+    state: dict[str, Any]  # random generators of devices, and settings, as `engine.values` has them
     plain: dict[str, Any]  # other fields of the program
     config: dict[str, dict[str, Any]]  # changed settings of torch that are plain values, by package and dotted name
     generators: Generators  # the states of the random generators
@@ -138,7 +127,7 @@ class FreshProcesses:
         self._folder, self._program, self._note = tempfile.TemporaryDirectory(ignore_cleanup_errors=True), program, note
         try:
             save(program, compilation, self.folder)
-        except (Unwritable, NotRecordable, OSError) as error:
+        except (Unwritable, OSError) as error:
             self._give_up(str(error))
 
     @property
@@ -223,8 +212,8 @@ def requested(
     )
 
 
-class _ProgramRecorder(CodeRecorder):
-    """Records backends that AOTAutograd wraps by what they were given, too."""
+class _WithBackends(TextProgram):
+    """Tells backends that AOTAutograd wraps by what they were given, too."""
 
     def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
         arguments = aot_arguments(value)
@@ -237,7 +226,7 @@ def save(program: Program, compilation: Compilation, folder: Path) -> None:
     """Write the program, and what torch was told, into a folder.
 
     Raises:
-        Unwritable, NotRecordable: something of it cannot be saved; the message says what.
+        Unwritable: something of it cannot be saved; the message says what.
         OSError: as the operating system gives it.
     """
     changed = changed_settings()
@@ -253,67 +242,35 @@ def save(program: Program, compilation: Compilation, folder: Path) -> None:
         "inductor_settings": dict(compilation.inductor_settings),
         "hooks": {name: hook.live for name, hook in changed.hooks.items()},
     }
-    try:
-        with quiet():
-            encoder = Encoder(_ProgramRecorder)
-            encoded = {name: encoder.encode(value, name) for name, value in roots.items()}
-            modules = encoder.program.complete()
-            captured = capture(encoder.tensors)
-    except RecursionError as error:
-        raise Unwritable("its values are nested too deeply") from error
-    if encoder.placeholders:
-        raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in encoder.placeholders[:3]))
-    if captured.opaque:
-        raise Unwritable("; ".join(captured.opaque[:3]))
+    text = placed_text(roots, _WithBackends)
+    if text.lost:
+        raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in text.lost[:3]))
+    used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    captured = capture([torch.empty(1, device=f"cuda:{i}") for i in used if torch.cuda.memory_reserved(i)])
     saved = SavedProgram(
-        modules=msgspec.to_builtins(modules),
-        objects=encoder.objects,
-        tensors=captured.doc,
         settings=state,
-        roots=encoded,
+        state=captured.doc,
         plain={"grad": program.grad, "seed": program.seed, "effects": program.effects},
         config={"inductor": changed.inductor, "functorch": changed.functorch},
         generators=Generators.now(),
     )
-    files = {path: text.encode("utf-8", "backslashreplace") for path, text in encoder.program.texts().items()}
-    files |= {VALUES: safetensors_bytes(captured.tensors, {}), RECORD: msgspec.json.encode(saved)}
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
-class _InPlace(Rebuilder):
-    """Makes functions and modules that name the program's own files, and lines in them."""
-
-    def source(self, module: str) -> tuple[ast.Module, CodeType, str]:
-        if module not in self.sources:
-            text = (self.folder / self.modules[module]["source"]).read_text("utf-8")
-            file = self.modules[module]["file"] or module
-            self.sources[module] = ast.parse(text), compile(text, file, "exec", dont_inherit=True), file
-        return self.sources[module]
-
-    def install(self) -> None:
-        super().install()
-        for name, module in self.modules.items():
-            if name in self.live and module["file"]:
-                self.live[name].__file__ = module["file"]
+    kept = {name: value for name, value in captured.tensors.items() if name.startswith("rng.")}
+    (folder / PROGRAM).write_text(text.text, "utf-8", "backslashreplace")
+    (folder / VALUES).write_bytes(safetensors_bytes(text.stored | kept, {}))
+    (folder / RECORD).write_bytes(msgspec.json.encode(saved))
 
 
 def _made(request: StepRequest, folder: Path, stack: contextlib.ExitStack) -> Callable[[], Any]:
     """The step, with its program made anew; what torch was told is so as long as `stack` is open."""
     saved = msgspec.json.decode((folder / RECORD).read_bytes(), type=SavedProgram)
-    flat = read_tensors(folder, saved.tensors)
-    captured = CapturedValues(saved.tensors, flat)
-    maker = _InPlace({"modules": saved.modules, "objects": saved.objects}, captured.restore(), folder)
+    text = loading.ProgramFile(folder / PROGRAM, folder / VALUES)
     stack.enter_context(configured(saved.settings, None))
-    maker.install()
-    roots = {name: maker.value(value) for name, value in saved.roots.items()}
+    roots = values_of(text, in_place=True)
     for package in PACKAGES:
         hooks = {k.partition(".")[2]: hook for k, hook in roots["hooks"].items() if k.startswith(f"{package}.")}
         if changes := saved.config.get(package, {}) | hooks:
             stack.enter_context(require(f"torch._{package}", "config", purpose="settings of a program").patch(changes))
-    set_state(flat, saved.tensors)
+    set_state(text.values, saved.state)
     values = ValueFile(descriptor=request.values, key=request.key)
     program = Program(roots["fn"], roots["calls"], roots["between"], file=values, **saved.plain)
     given = dict(request.compilation)

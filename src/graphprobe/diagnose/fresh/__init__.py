@@ -1,0 +1,1 @@
+"""Steps of a diagnosis in fresh processes, where a fork is impossible."""
