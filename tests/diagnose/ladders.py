@@ -10,7 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from graphprobe.diagnose import ladder, step_runner, steps
+from graphprobe.diagnose import ladder, steps
+from graphprobe.diagnose.fresh import step_runner
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport

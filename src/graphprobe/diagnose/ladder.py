@@ -19,11 +19,11 @@ from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin, refused
 from graphprobe.diagnose.fresh.processes import FreshProcesses
+from graphprobe.diagnose.fresh.step_runner import StepRunner
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
-from graphprobe.diagnose.step_runner import StepRunner
 from graphprobe.engine.forked_child import Outcome
 from graphprobe.engine.memory import STEPS, Room, in_float64, told
 from graphprobe.engine.value_file import ValueFile, restored

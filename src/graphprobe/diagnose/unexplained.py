@@ -198,7 +198,7 @@ def _found(
     culprit: Culprit,
     differences: Sequence[Difference],
 ) -> list[Finding]:
-    """What the searches make of a failure of which no more than `known` is certain; this itself if they find nothing."""
+    """What the searches make of a failure of which `known` is certain; this itself if they find nothing."""
     whole = partial(find_whole, ladder.program, ladder.compilation, known)
     if evidence.cached:
         ladder.result.notes.append("it goes wrong only as torch compiles it by itself: unobserved, with its caches")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphprobe.diagnose.exceptions import origin_of_stack
-from graphprobe.diagnose.program_text.fresh import FreshProcesses
+from graphprobe.diagnose.fresh.processes import FreshProcesses
 from graphprobe.engine.forked_child import TOLD_EVERY_S, Board, Outcome, isolated, told_on
 from graphprobe.findings import NamedStep
 from graphprobe.internals import after_fork
