@@ -1,1 +1,1 @@
-"""Steps of a diagnosis in fresh processes, where a fork is impossible."""
+"""The steps of a diagnosis, each in a process of its own: forked, or fresh where a fork is impossible."""
