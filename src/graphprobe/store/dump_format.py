@@ -168,7 +168,7 @@ class OpFile(Shard):
         if SCHEMA_KEY not in self.metadata or RECORD_KEY not in self.metadata:
             raise SchemaError(f"{path} is a safetensors file, but not of an op dump: its metadata lacks {RECORD_KEY}")
         if not self.is_whole:
-            raise SchemaError(f"{path} was cut off: values in it are missing")
+            raise SchemaError(f"{path} has no header that can be read: it was cut off, and values are missing")
         try:
             check_version(int(self.metadata[SCHEMA_KEY]), DUMP_SCHEMA, path=path, what="dump ")
             self.record = msgspec.json.decode(self.metadata[RECORD_KEY], type=DumpRecord)

@@ -199,7 +199,7 @@ class DumpFolder:
             target = self.time_dir / record.file
             if ".." in Path(record.file).parts or os.path.isabs(record.file):
                 self._tell(f"{path} line {number} names {record.file}, which lies outside the dump")
-            elif not target.is_file():
+            elif not os.path.isfile(target):
                 self._tell(f"{path} line {number} names {record.file}, which is gone")
             else:
                 yield DumpedOp(record, target), offset

@@ -103,7 +103,8 @@ def write_new_file(path: str | os.PathLike[str], *pieces: bytes | memoryview) ->
     try:
         pending = deque([piece for piece in pieces if len(piece)])
         while pending:
-            written = os.writev(descriptor, list(itertools.islice(pending, _MOST_BUFFERS)))
+            several = list(itertools.islice(pending, _MOST_BUFFERS))
+            written = os.writev(descriptor, several) if len(several) > 1 else os.write(descriptor, several[0])
             while pending and written >= len(pending[0]):
                 written -= len(pending.popleft())
             if written:
