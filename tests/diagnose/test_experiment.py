@@ -16,6 +16,7 @@ from graphprobe.diagnose.dynamo.experiment import accused
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
+from graphprobe.internals import after_fork
 
 COMPILATION = Compilation("inductor", None, Path("unused"))
 
@@ -81,6 +82,18 @@ def test_a_function_of_the_users_is_named_as_dynamo_calls_it() -> None:
     found = accused_of(lambda x: torch.func.jvp(Twice.apply, (x,), (x,)), torch.ones(3))
     assert found is not None
     assert (found.op, found.also[:2]) == ("autograd_function_apply", ["Twice.apply", "torch.func.jvp"])
+
+
+@pytest.mark.slow
+def test_functions_are_as_they_were_where_a_fork_is_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> tuple[str, bool]:
+        code = planted_python.rounded.__code__
+        with monkeypatch.context() as patch, planted_python.answers(round, 7)():
+            patch.setattr(after_fork, "can_fork", lambda: False)
+            found = accused(Program(planted_python.rounded, [(planted_python.WITH, {})]), COMPILATION)
+        return found.op if found is not None else "", planted_python.rounded.__code__ is code
+
+    assert isolated(step).value == ["round", True]
 
 
 @pytest.mark.slow

@@ -153,11 +153,17 @@ class _Experiment:
         self.asked = 0
         self._known: dict[tuple[frozenset[int], Way], bool] = {}
         self._exactly = False
+        self.functions: list[types.FunctionType] = []
         self.functions = functions_run(map(tuple, self._child(lambda: codes_run(program)) or []))
         self.reference = Reference([self._calls(lambda: program.run(lambda fn: fn)) or []])
 
     def _child(self, step: Callable[[], Any]) -> Any:
-        return isolated(step, timeout_s=self.compilation.timeout_s).value
+        codes = [function.__code__ for function in self.functions]
+        try:
+            return isolated(step, timeout_s=self.compilation.timeout_s).value
+        finally:
+            for function, code in zip(self.functions, codes, strict=True):
+                function.__code__ = code  # rewritten here where a fork is impossible
 
     def _calls(self, step: Callable[[], Any]) -> list[Any] | None:
         value = self._child(step)
