@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from torch.fx import Node
 
-from graphprobe.diagnose.dynamo.numpy_nodes import numpy_name
+from graphprobe.diagnose.dynamo.accusation import numpy_name
 from graphprobe.engine.naming import module_in_words, module_of, op_of, program_line_of, source_of
 from graphprobe.engine.subgraph import is_view, producer
 from graphprobe.errors import Raised

@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST, named
-from graphprobe.diagnose.dynamo.accusation import Accused, accuse, named_side_effect
-from graphprobe.diagnose.dynamo.dynamo_check import accused
+from graphprobe.diagnose.dynamo.accusation import Accused, accuse
+from graphprobe.diagnose.dynamo.experiment import accused
 from graphprobe.diagnose.evidence import evidence_of
 from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.passes import different
@@ -210,10 +210,14 @@ def _accused(program: Program, compilation: Compilation, known: Finding, where: 
     """What Dynamo got wrong in the program's own words."""
     if known.stage != "dynamo" or known.op is not None:
         return None
-    if known.kind == "side_effect":
-        return named_side_effect(where, program.fn)
     outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
-    return msgspec.convert(outcome.value, Accused | None)
+    found = msgspec.convert(outcome.value, Accused | None)
+    if known.kind != "side_effect":
+        return found
+    if found is None:
+        return Accused("side_effect", None, None, None, f"{where} is not what it is uncompiled", ["side_effect"])
+    found.also = ["side_effect", *found.also]
+    return found
 
 
 def _failing(prover: Prover, graph: DynamoGraph, known: Finding, *, cached: bool) -> tuple[Case, CaseResult] | None:

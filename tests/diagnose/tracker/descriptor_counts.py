@@ -32,4 +32,4 @@ def extra_calls():
     return make.calls
 
 
-EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "operator.mul operator.add", "lines": 60}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "gate.level operator.mul operator.add", "lines": 60}

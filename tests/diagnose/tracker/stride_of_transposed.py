@@ -13,4 +13,4 @@ def make():
     return program, (torch.randn(3, 4),), {}
 
 
-EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "Tensor.stride Tensor.t_"}
+EXPECT = {"kind": "wrong_value", "stage": "dynamo", "ops": "torch.Tensor.stride torch.Tensor.t_"}

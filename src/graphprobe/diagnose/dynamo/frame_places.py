@@ -1,4 +1,4 @@
-"""The user's frames, files and lines: of code that runs, of an exception, and of a node of a graph."""
+"""The user's frames, files and lines: of code that runs, and of a node of a graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -28,9 +27,6 @@ FRAMES = 8
 
 LAYERS = os.path.join("torch", "nn", "")
 """Whose functions and modules call what their names say."""
-
-OPERATORS = torch.Tensor.backward.__code__.co_filename
-"""Which calls a function for a sign, `pow` for `**`."""
 
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
@@ -60,19 +56,6 @@ def is_users(file: str) -> bool:
     return not real.startswith(_PYTHON) or any(part in real for part in _PACKAGES)
 
 
-def is_hidden(name: str, frame: FrameType, frames: Sequence[FramePlace]) -> bool:
-    """Whether a call that a frame makes is one of torch's machinery, which the user's line does not show."""
-    caller: FrameType | None = frame
-    while caller is not None and caller.f_code.co_filename == torch.overrides.__file__:
-        caller = caller.f_back
-    file = caller.f_code.co_filename if caller is not None else ""
-    if is_users(file) or LAYERS in file or OPERATORS in file or not frames:
-        return False
-    lines = range(frames[0].line, max(frames[0].line, frames[0].end_line) + 1)
-    text = " ".join(linecache.getline(frames[0].file, line) for line in lines)
-    return re.search(rf"\b{re.escape(name)}\b", text) is None
-
-
 def places_of(frame: FrameType | None, until: CodeType) -> list[FramePlace]:
     """The user's frames from `frame` outwards to the one that runs `until`, the innermost first."""
     found: list[FramePlace] = []
@@ -80,29 +63,6 @@ def places_of(frame: FrameType | None, until: CodeType) -> list[FramePlace]:
         if is_users(frame.f_code.co_filename):
             found.append(_place_in(frame.f_code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
-    return found
-
-
-def places_raised(error: BaseException) -> list[FramePlace]:
-    """The user's frames that an exception has ended, the innermost first."""
-    found: list[FramePlace] = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if is_users(code.co_filename):
-            found.insert(0, _place_in(code, trace.tb_lasti, trace.tb_lineno))
-        trace = trace.tb_next
-    return found[:FRAMES]
-
-
-def place_raised(error: BaseException) -> FramePlace | None:
-    """The innermost frame that an exception has ended of the user's code or of a layer of torch's."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if is_users(code.co_filename) or LAYERS in code.co_filename:
-            found = _place_in(code, trace.tb_lasti, trace.tb_lineno)
-        trace = trace.tb_next
     return found
 
 
@@ -119,17 +79,6 @@ def _position(code: CodeType, at: int) -> tuple[int, int, int, int]:
     return 0, -1, -1, -1
 
 
-def places_read(error: BaseException) -> list[FramePlace]:
-    """The user's frames that Dynamo was reading when it raised, the innermost first; empty where it tells none."""
-    places = []
-    for entry in reversed(getattr(error, "real_stack", None) or ()):
-        if is_users(entry.filename) and entry.lineno is not None:
-            start, end = (getattr(entry, name, None) or 0 for name in ("colno", "end_colno"))
-            line, start, end = (entry.lineno, start, end) if end else (-1, -1, -1)
-            places.append(FramePlace(entry.filename, entry.lineno, line, start, end, entry.name))
-    return (places or _told(str(error).partition("from user code:")[2]))[:FRAMES]
-
-
 def node_places(node: Node) -> list[FramePlace]:
     """The user's frames that a node comes from, the innermost first."""
     return _told(node.stack_trace or "")
@@ -144,3 +93,17 @@ def users_source(node: Node) -> str | None:
     """`file:line` of the user's innermost line that made a node."""
     places = node_places(node)
     return places[0].source if places else source_of(node)
+
+
+def text_raised(error: BaseException) -> str:
+    """What is called where an exception was raised: in the user's code, or in a layer of torch's."""
+    text, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename) or LAYERS in code.co_filename:
+            place = _place_in(code, trace.tb_lasti, trace.tb_lineno)
+            line = linecache.getline(place.file, place.line).encode()[max(0, place.column) :].decode("utf-8", "replace")
+            called = re.match(r"[\w.]+(?=\()", line)
+            text = called[0] if called is not None else text
+        trace = trace.tb_next
+    return text
