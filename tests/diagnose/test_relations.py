@@ -18,7 +18,7 @@ from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.searches import relations
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
-from graphprobe.judge.observation import read
+from graphprobe.judge import read
 
 X = torch.linspace(-1, 1, 6)
 COMPILATION = Compilation("aot_eager", None, Path())
