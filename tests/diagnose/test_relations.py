@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import Module
 import graphprobe
 from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.rungs import RungReport
+from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung
 from graphprobe.diagnose.searches import relations
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
@@ -449,6 +450,24 @@ def test_a_sibling_has_the_same_relation_and_is_mended(name: str) -> None:
     assert right != wrong and found == right
     file, _, line = source.rpartition(":")
     assert (named, file) == (op, __file__) and text in Path(file).read_text("utf-8").splitlines()[int(line) - 1]
+
+
+@pytest.mark.slow
+def test_the_parts_that_mend_a_program_are_compiled() -> None:
+    def compiled() -> int:
+        watches: list[Watch] = []
+        whole = aot_rung
+
+        def watched(watch: Watch) -> Any:
+            watches.append(watch)
+            return whole(watch)
+
+        with mock.patch.object(relations, "aot_rung", watched):
+            program = Program(retained, [((needing(),), {})])
+            relations._in_parts(program, COMPILATION, relations._inside(program, COMPILATION)[0])
+        return len(watches[-1].dynamo)
+
+    assert isolated(compiled).value == 2
 
 
 @pytest.mark.slow
