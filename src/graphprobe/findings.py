@@ -168,6 +168,7 @@ class Finding(msgspec.Struct, kw_only=True):
         flaky_rate: how often it failed when repeated, 0 to 1.
         dossier: folder with repro and report; None when there is none.
         proof: what the repro is made of: a `piece` of the program, or the `program` itself; None when there is none.
+        relation: what compiled code does not follow, where that is to blame and no op: the title behind "Compiled, ".
         reason: one or two sentences, with figures.
         worst: the worst element of what the user can observe; None where no values were compared: dtypes, shapes,
             strides, crashes.
@@ -192,6 +193,7 @@ class Finding(msgspec.Struct, kw_only=True):
     flaky_rate: float = 1.0
     dossier: str | None = None
     proof: Literal["piece", "program"] | None = None
+    relation: str | None = None
     reason: str = ""
     worst: Worst | None = None
 

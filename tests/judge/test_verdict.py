@@ -220,6 +220,12 @@ PLANTED: list[tuple[Finding, verdict.RungEvidence, Changed]] = [
     (Finding(kind="wrong_value", stage="lowering", op=PUT, also=[FILL]), NAMED, {"op": FILL, "also": [PUT]}),
     (Finding(kind="wrong_value", stage="lowering", op=ZEROS), NAMED, UNNAMED),
     (Finding(kind="wrong_value", stage="lowering", op=TRACE), NAMED, {}),
+    (Finding(kind="wrong_value", stage="dynamo", op="view_as", source="a.py:3"), NAMED, UNNAMED),
+    (Finding(kind="wrong_value", stage="dynamo", op="view_as", called_from="a.py:3"), NAMED, {}),
+    (Finding(kind="wrong_value", stage="dynamo", op="view_as", relation="no hook is called"), NAMED, {}),
+    (Finding(kind="wrong_value", stage="dynamo", op="operator.mul"), NAMED, {}),
+    (Finding(kind="wrong_value", stage="dynamo", op="self.holder"), NAMED, {}),
+    (Finding(kind="wrong_value", stage="joint", op="aten.addmm.default", pass_="fused"), NAMED, {}),
     (Finding(kind="wrong_gradient", stage="aot"), verdict.RungEvidence(), {"direction": "backward"}),
     (Finding(kind="wrong_gradient", stage="aot", op=TRACE), verdict.RungEvidence(), {}),
     (msgspec.structs.replace(TANH, worst=worst(float("inf"), 930.0)), PASSES, {"proof": None}),
@@ -227,6 +233,16 @@ PLANTED: list[tuple[Finding, verdict.RungEvidence, Changed]] = [
     (msgspec.structs.replace(TANH, worst=worst(float("inf"), 0.1)), PASSES, {}),
     (msgspec.structs.replace(TANH, worst=worst(1.0, 0.1)), PASSES, {}),
 ]
+
+
+@given(finding=ANY, seen=SEEN.filter(lambda seen: verdict.first_wrong(seen.states)))
+def test_what_contradicts_is_told_by_its_rung_which_contradicts_nothing(
+    finding: Finding, seen: verdict.RungEvidence
+) -> None:
+    told = verdict.by_its_rung(finding, seen)
+    assert (told.op, told.also, told.stage, told.proof) == (None, [], seen.first, None)
+    assert (told.kind, told.source, told.reason) == (finding.kind, finding.source, finding.reason)
+    assert verdict.consistent(told, seen) is not None
 
 
 def test_planted_contradictions() -> None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from graphprobe.diagnose.dossier.report import report_text
+from graphprobe.diagnose.dossier.report import report_text, title_of
 from graphprobe.findings import BitDifference, Diagnosis, Finding, Kind, LargestZ, Stage, Worst, in_words, read_document
 from graphprobe.report.diagnosis import (
     CRASHES,
@@ -22,6 +22,7 @@ from graphprobe.report.diagnosis import (
     print_diagnosis,
     print_end,
     reason_of,
+    sentence,
     values_in_words,
 )
 
@@ -248,6 +249,12 @@ def test_a_dossier_whose_repro_does_not_fail_alone_is_no_proof() -> None:
     text = told(Diagnosis(verdict="fault", findings=[finding(dossier="kept", proof=None)]))
     assert "proof:" not in text and "repro.py" not in text
     assert "No program that shows it by itself could be made." in text and "kept in:     kept" in text
+
+
+def test_a_relation_is_the_title_of_what_no_operation_is_to_blame_for() -> None:
+    made = finding(kind="wrong_gradient", op="torch.Tensor.retain_grad", relation="no gradient goes from z to y")
+    assert sentence(made) == "Compiled, no gradient goes from z to y."
+    assert title_of(made) == f"torch.compile: no gradient goes from z to y ({made.stage})"
 
 
 def test_a_wrong_registration_is_told_as_the_programs_own_and_not_to_be_reported() -> None:

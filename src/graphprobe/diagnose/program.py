@@ -7,7 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -59,6 +59,11 @@ class EdgeRun(msgspec.Struct):
     gaps: tuple[bytes, bytes] = (b"", b"")
 
 
+def _default_device() -> torch.device | None:
+    device = torch.get_default_device()
+    return None if device.type == "cpu" else device
+
+
 @dataclass(frozen=True)
 class Program:
     """A function with its calls.
@@ -73,6 +78,7 @@ class Program:
         effects: side effects are observed, too.
         file: takes the large values that are observed.
         left: what is observed of an input, parameter or buffer after a call: it, or what has the same values.
+        device: the default device around the calls, which other threads do not have; None: the CPU.
     """
 
     fn: Callable[..., Any]
@@ -83,6 +89,7 @@ class Program:
     effects: bool = True
     file: ValueFile | None = None
     left: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    device: torch.device | None = field(default_factory=_default_device)
 
     def modules(self) -> list[torch.nn.Module]:
         """The modules whose state belongs to the program: what the function leads to, and those among the arguments."""
@@ -135,7 +142,7 @@ class Program:
         before = snapshot(self.fn, (args, kwargs)) if self.effects else None
         mode = torch.no_grad() if self.grad is False else contextlib.nullcontext()
         try:
-            with mode:
+            with mode, self.device or contextlib.nullcontext():
                 result = function(*args, **kwargs)
             gradients: list[Any] = []
             if self.grad:
@@ -307,12 +314,18 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tup
 def _differentiable(result: Any) -> list[torch.Tensor]:
     """The tensors that a program would run its backward from: those that it returned, else those inside of objects."""
     found = tensors_of(result)
-    return found if any(t.requires_grad for t in found) else tensors_of(contents_of(result))
+    return found if any(map(_has_gradient, found)) else tensors_of(contents_of(result))
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    """Whether a backward can start from it: not from a view that is made under no_grad, which says that it can."""
+    base = tensor._base if tensor.grad_fn is None else None
+    return tensor.requires_grad and (base is None or not base.requires_grad)
 
 
 def weighted_sum(tensors: Sequence[torch.Tensor]) -> None:
     """Run the backward of Σ (t · w).sum() over the outputs that require a gradient, w a ramp from 0.5 to 1.5."""
-    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    wanted = [*filter(_has_gradient, tensors)]
     with untouched():  # compiled and uncompiled get the same weights
         ramps = [_ramp(tensor) for tensor in wanted]
         if any(tensor.is_complex() for tensor in wanted):

@@ -19,8 +19,8 @@ from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.equal_graphs import fingerprint
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_outputs
-from graphprobe.engine.naming import aten_namesakes, name_of, op_of
-from graphprobe.engine.subgraph import exposed
+from graphprobe.engine.naming import aten_behind, aten_namesakes, name_of, op_of
+from graphprobe.engine.subgraph import CALLS, exposed
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import Finding, LargestZ, Latent
@@ -31,6 +31,7 @@ from graphprobe.internals.inductor.executable_snapshots import OwnPasses, PassLo
 from graphprobe.internals.inductor.lowered_graph import watched_lowering
 from graphprobe.judge.observation import ObservationRecord
 from graphprobe.judge.stage_table import Graphs
+from graphprobe.judge.verdict import base_of
 
 RECORDED = 3
 """Calls of one graph whose values are kept: the first ones."""
@@ -47,6 +48,7 @@ class RungReport(msgspec.Struct):
         broken: the graph whose kernels could not be compiled, or raised: its direction, and its number among these.
         findings: proven faults.
         suspected: what no piece of the program confirmed.
+        called: base names of the operations of all graphs.
         wider: values inside that are more precise than the ops by themselves make them.
         rounded: values inside that are right, and not to the last bit what the ops by themselves make of their inputs.
         right: what was checked and is right.
@@ -65,6 +67,7 @@ class RungReport(msgspec.Struct):
     broken: tuple[str, int] | None = None
     findings: list[Finding] = []
     suspected: list[Latent] = []
+    called: list[str] = []
     wider: list[Latent] = []
     rounded: list[Latent] = []
     right: list[str] = []
@@ -115,6 +118,12 @@ class Watch:
         self.failed_nodes: list[Any] = []
         self.broken: tuple[str, int] | None = None
         self.equal: Counter[str] = Counter()  # compiled graphs, by fingerprint
+
+    def called(self) -> list[str]:
+        """Base names of the operations of all graphs, and of what stands behind those of Dynamo's."""
+        graphs = [g.graph for g in self.dynamo] + [g.graph for g in self.graphs] + [g.final for g in self.compiled]
+        nodes = [node for graph in graphs for node in graph.graph.nodes if node.op in CALLS]
+        return sorted({base_of(name) for node in nodes for name in (op_of(node), *aten_behind(node))})
 
     def captured(self, values: Sequence[Any]) -> CapturedValues:
         """A snapshot of values."""

@@ -142,6 +142,7 @@ def dynamo(program: Program, compilation: Compilation) -> RungReport:
     """Dynamo's graphs, run as they are."""
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, dynamo_rung(watch), report)
+    report.called = watch.called()
     return report
 
 
@@ -149,6 +150,7 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     """AOTAutograd's graphs run op by op; each op against its decomposition, with `strides` their layouts too."""
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, aot_rung(watch), report)
+    report.called = watch.called()
     report.raised_at, report.ops = place_of(watch.failed_nodes[0] if watch.failed_nodes else None), _ops_of(watch)
     suspects: list[Suspect] = []
     with compilation.configured(), _told(report, "aot"):
@@ -183,6 +185,7 @@ def passes(
     report, watch = RungReport(), Watch(skip, program.file)
     with watch.snapshots.active():
         run_program(program, compilation, stage_rung(watch, "post_grad"), report)
+    report.called = watch.called()
     report.notes += [UNWATCHED.format(names=", ".join(watch.snapshots.missing))] if watch.snapshots.missing else []
     report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
@@ -343,6 +346,7 @@ def kernels(
     """
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, kernel_rung(watch, expose=expose), report)
+    report.called = watch.called()
     program.drop_gradients()
     trim()
     report.broken = watch.broken

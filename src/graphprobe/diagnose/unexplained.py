@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import msgspec
+import torch
 
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
+from graphprobe.diagnose.dynamo.python_culprit import functions_of
 from graphprobe.diagnose.evidence import RAISED
 from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.ladder import Ladder
@@ -22,10 +25,20 @@ from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.searches import relations
 from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import STAGES, Finding, Stage, told_more
+from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.judging import Difference, worst_of
 from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import LAID_OUT, Evidence, Graphs, stage_of
-from graphprobe.judge.verdict import FIRST_STAGE, LAST_STAGE, RungName, first_wrong, to_blame
+from graphprobe.judge.verdict import (
+    FIRST_STAGE,
+    LAST_STAGE,
+    RungEvidence,
+    RungName,
+    base_of,
+    by_its_rung,
+    first_wrong,
+    to_blame,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +47,9 @@ Explain = Callable[[Ladder, RungName, Sequence[Finding], Sequence[Difference]], 
 BLAME = "which stage, pass and op is to blame"
 ERROR_NAMES = "torch's error names stage and op; no smaller program was tried"
 """What is not found out where the budget is spent, and what is said of an error that tells."""
+
+PYTHON = (torch, torch.Tensor, torch.functional, torch.nn.functional)
+"""What has functions in Python that call operations."""
 
 DEATHS = ("segfault", "hang")
 
@@ -52,9 +68,10 @@ def accuse(ladder: Ladder, explain: Explain | None = None) -> None:
     states = ladder.states()
     first = first_wrong(states) or ladder.top
     certain = ladder.seen(first).certain
-    guilty = to_blame(ladder.result.findings, ladder.held_against(certain))
-    guilty = (explain or findings_for)(ladder, first, guilty, certain)
-    guilty = to_blame(guilty, ladder.held_against(certain)) or guilty
+    seen = _seen(ladder, certain)
+    guilty = (explain or findings_for)(ladder, first, to_blame(ladder.result.findings, seen), certain)
+    seen = _seen(ladder, certain)  # of a backend that calls Inductor, its rungs are
+    guilty = to_blame(guilty, seen) or [by_its_rung(guilty[0], seen)]
     ladder.tell_latent([f for f in ladder.result.findings if f not in guilty])
     ladder.result.findings = guilty
     notes.as_the_program_fails(ladder.result.findings, "aliasing", certain)
@@ -69,6 +86,22 @@ def accuse(ladder: Ladder, explain: Explain | None = None) -> None:
         if not any(f.proof for f in ladder.result.findings):
             _repeat(ladder)
     ladder.result.findings.sort(key=lambda f: STAGES.index(f.stage) if f.stage in STAGES else len(STAGES))
+
+
+def _seen(ladder: Ladder, certain: Sequence[Difference]) -> RungEvidence:
+    """What findings are held against, with what is called: by graphs, by the program's code, and by torch's for it."""
+    seen, reports = ladder.held_against(certain), [rung.report for rung in ladder.rungs.values() if rung.report]
+    called = {name for report in reports for name in report.called}
+    modules = [part for module in ladder.program.modules() for part in module.modules()]
+    functions: list[Any] = [*functions_of(ladder.program.fn), *(type(module).forward for module in modules)]
+    codes = [fn.__code__ for fn in functions if isinstance(fn, FunctionType)]
+    edge = {base_of(name) for code in codes for name in names_of_code(code)} if called else set()
+    while edge:
+        called |= edge
+        known = [getattr(owner, name, None) for name in edge for owner in PYTHON]
+        codes = [value.__code__ for value in known if isinstance(value, FunctionType)]
+        edge = {base_of(name) for code in codes for name in names_of_code(code)} - called
+    return replace(seen, called=called)
 
 
 def _repeat(ladder: Ladder) -> None:
@@ -165,6 +198,7 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
             if rung == "dynamo" and relations.is_unguarded(ladder, first):
                 for finding in found:
                     finding.reason = told_more(finding.reason, relations.UNGUARDED)
+                    finding.relation = relations.STALE.format(finding.op) if finding.op else None
         return found
     if first.kind in RAISED and known.op is not None and known.stage != "unknown":
         ladder.result.notes[-1] = ladder.result.notes[-1].replace(f"{BLAME} was not found out", ERROR_NAMES)

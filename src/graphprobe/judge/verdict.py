@@ -6,11 +6,13 @@ Nor may a finding contradict what its diagnosis has seen: `CHECKS` has all that 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
+import torch
 
 from graphprobe.findings import STAGES, Finding, Kind, Stage
 from graphprobe.judge.judging import Difference
@@ -92,7 +94,7 @@ class RungEvidence:
         states: of the rungs that were run.
         kinds: of failure that the first wrong rung shows; empty: not known.
         agreed: each value that was looked at in kernels is what its operation makes of its inputs.
-        called: base names of what the program calls, and of what stands behind that; empty: not known.
+        called: base names of what the program's code names, and of what its graphs call; empty: not known.
     """
 
     states: Mapping[RungName, State] = field(default_factory=dict)
@@ -126,9 +128,22 @@ def base_of(op: str) -> str:
     return (parts[1] if len(parts) > 1 and parts[0] in ("aten", "prims") else parts[-1]).strip("_")
 
 
+def _is_foreign(finding: Finding, seen: RungEvidence) -> bool:
+    """Whether its operation is one of ATen's that nothing calls; Python's own operators have no names in code."""
+    base = base_of(finding.op or "")
+    known = not seen.called or base in seen.called or hasattr(operator, base) or not hasattr(torch.ops.aten, base)
+    return not (known or finding.op is None or finding.pass_ or finding.relation or finding.called_from)
+
+
 def _unnamed(finding: Finding, seen: RungEvidence) -> Finding:
     """Without an operation: its place and its stage are told."""
     return msgspec.structs.replace(finding, op=None, node=None, also=[])
+
+
+def by_its_rung(finding: Finding, seen: RungEvidence) -> Finding:
+    """What contradicts what was seen: its place is told and the rung that is wrong, and nothing is proven."""
+    rest: dict[str, Any] = {"stage": seen.first, "pass_": None, "kernel": None, "proof": None, "dossier": None}
+    return msgspec.structs.replace(_unnamed(finding, seen), **rest)
 
 
 def _called(finding: Finding, seen: RungEvidence) -> Finding:
@@ -165,7 +180,7 @@ CHECKS: tuple[Contradiction, ...] = (
     ),
     Contradiction(
         "neither the program nor what it calls contains its operation",
-        lambda f, seen: bool(seen.called) and f.op is not None and base_of(f.op) not in seen.called,
+        _is_foreign,
         _called,
     ),
     Contradiction(

@@ -215,6 +215,8 @@ def sentence(finding: Finding) -> str:
     """What goes wrong, in one sentence."""
     if finding.kind == "wrong_registration":
         return SENTENCES.split(finding.reason)[0]
+    if finding.relation:
+        return f"Compiled, {finding.relation}."
     what = FAULTS_IN_WORDS.get(finding.kind, finding.kind)
     what = what if finding.backend is None else what.replace("the compiler itself", "the backend")
     subject = short_op(finding.op) if finding.op else "the program"

@@ -104,9 +104,10 @@ def title_of(finding: Finding) -> str:
     """One line that names the fault, for an issue and for the head of the repro."""
     kind = TITLES.get(finding.kind, finding.kind.replace("_", " "))
     culprit = f" from {finding.op}" if finding.op else ""
+    kind, culprit = (finding.relation, "") if finding.relation else (kind, culprit)
     names = [name.partition(" (")[0] for name in (finding.backend or finding.stage, finding.pass_) if name]
     stage = "" if finding.stage == "unknown" else f" ({', '.join(names)})"
-    backward = " in the backward" if finding.direction == "backward" else ""
+    backward = " in the backward" if finding.direction == "backward" and not finding.relation else ""
     return f"torch.compile: {kind}{culprit}{backward}{stage}"
 
 
@@ -195,6 +196,8 @@ def _what(finding: Finding) -> str:
     subject = f"`{finding.op}`{place}" if finding.op else f"the program{place}"
     kind, backward = WRONG[finding.kind], finding.direction == "backward"
     text = f"With `torch.compile`, {subject} {kind}{', in the backward' if backward else ''}."
+    if finding.relation:
+        text = f"With `torch.compile`, {finding.relation}{place}."
     if finding.stage != "unknown":
         by = f", by the pass `{finding.pass_}`" if finding.pass_ and finding.backend is None else ""
         verb = "begins to differ" if finding.kind == "not_bitwise" else "goes wrong"

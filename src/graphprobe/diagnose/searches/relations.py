@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -28,7 +28,6 @@ from graphprobe.engine.naming import module_of, op_of
 from graphprobe.engine.subgraph import CALLS, output_node
 from graphprobe.findings import Finding, Stage, told_more
 from graphprobe.internals.aot_backends import lookup
-from graphprobe.internals.inductor.stages import broken_after
 from graphprobe.internals.names import require
 from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.judging import Difference
@@ -52,6 +51,67 @@ SWITCH = "torch._functorch.config.backward_pass_autocast"
 """Settings that mend a program."""
 
 UNGUARDED = "No guard looks at this: compiled afresh before each call (torch.compiler.reset()) the program is right."
+STALE = "no guard looks at `{}`: code of an earlier call is taken again"
+
+LEFT_WHOLE = {
+    "set_": (
+        "torch.Tensor.set_",
+        "what was taken from {} before its data is assigned does not keep its memory",
+        "Assigning to its data gives {} other memory (set_), and AOTAutograd does not keep apart what was taken from "
+        "it before. Run uncompiled, with the rest compiled, the program is right. Move the assignment out of what is "
+        "compiled, or copy with copy_().",
+    ),
+    "set_default_dtype": (
+        "torch.set_default_dtype",
+        "the default dtype does not change to {}",
+        "AOTAutograd leaves set_default_dtype({}) out, and the dtypes behind it are those of another default. Run "
+        "uncompiled, with the rest compiled, the program is right. Set the default outside of what is compiled, or "
+        "name the dtype where tensors are made (dtype=…).",
+    ),
+}
+"""Calls of a graph that AOTAutograd does not follow: the operation, and of its first argument the title and reason."""
+
+
+class Mode(NamedTuple):
+    """A mode inside of a graph.
+
+    Attributes:
+        made: makes of an output what it is uncompiled.
+        relation, reason: of the names of the outputs.
+    """
+
+    made: Callable[[torch.Tensor], torch.Tensor]
+    relation: str
+    reason: str
+
+
+def _made_in(inference: bool, value: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(inference):
+        return value.clone()
+
+
+NO_INFERENCE = (
+    "Uncompiled, what is made under {mode} is {one}; AOTAutograd does not follow the mode inside of a graph. Made "
+    "again under {mode} (clone), the outputs of the graph are right. Enter {mode} around the call of what is compiled."
+)
+MODES = {
+    "no_grad": Mode(
+        torch.Tensor.detach,
+        "{} has a gradient, though it is a view that is made under no_grad",
+        "Uncompiled, no gradient goes through a view that is made under no_grad; AOTAutograd makes the view again from "
+        "its base, and lets one through. With {}.detach() the program is right.",
+    ),
+    "inference_mode": Mode(
+        partial(_made_in, True),
+        "{} is no inference tensor, though it is made under inference_mode",
+        NO_INFERENCE.format(mode="inference_mode()", one="an inference tensor"),
+    ),
+    "inference_mode(False)": Mode(
+        partial(_made_in, False),
+        "{} is an inference tensor, though it is made under inference_mode(False)",
+        NO_INFERENCE.format(mode="inference_mode(False)", one="no inference tensor"),
+    ),
+}
 
 
 R = TypeVar("R", bound=RungReport)
@@ -61,13 +121,15 @@ class Relation(msgspec.Struct):
     """What a program does that compiled code does not follow.
 
     Attributes:
-        op, also, source, module, stage, reason: as in a finding.
+        op, also, source, module, stage, relation, reason: as in a finding.
         number: of Dynamo's graph.
         cuts: nodes of that behind which it is cut in two, which should mend the program.
-        whole: the op that then is left uncompiled.
+        whole: or the op that is to be left uncompiled in each graph.
+        mode: or the one under which these outputs of the graph are made.
     """
 
     op: str
+    relation: str
     reason: str
     stage: Stage = "aot"
     source: str | None = None
@@ -76,6 +138,8 @@ class Relation(msgspec.Struct):
     number: int = 0
     cuts: list[str] = []
     whole: str = ""
+    mode: str = ""
+    outputs: list[int] = []
 
 
 class Tried(RungReport):
@@ -163,8 +227,9 @@ def _other_type(ladder: Ladder, first: Difference) -> Relation | None:
     fn = type(fn).forward if isinstance(fn, torch.nn.Module) else fn
     names = returned_names(getattr(fn, "__func__", fn), path)
     place = names[0].source if names else None
-    reason = f"Compiled, the {types[2]} that is returned is a {types[1].rpartition('.')[2]}"
-    return Relation(types[2], f"{reason}.", "dynamo", place, also=[named.name for named in names])
+    relation = f"the {types[2]} that is returned is a {types[1].rpartition('.')[2]}"
+    also = [named.name for named in names]
+    return Relation(types[2], relation, f"Compiled, {relation}.", "dynamo", place, also=also)
 
 
 def _hooked_later(ladder: Ladder, first: Difference) -> Relation | None:
@@ -200,12 +265,14 @@ def _later_hooks(program: Program, call: int) -> list[Relation]:
     found = []
     for name, usual in new.items():
         kind, line = lines.get(name, (usual, None))
+        hook = f"the hook of module {name or 'itself'}"
         reason = (
-            f"The hook of module {name or 'itself'} was registered after the first call, and no guard looks at hooks: "
-            f"the code that was compiled without it is taken again. With {HOOKS_SWITCH} = False the program is right. "
+            f"T{hook[1:]} was registered after the first call, and no guard looks at hooks: the "
+            f"code that was compiled without it is taken again. With {HOOKS_SWITCH} = False the program is right. "
             "Or register it before the first call."
         )
-        found.append(Relation(kind, reason, "dynamo", line, name or None))
+        relation = f"{hook} is not called: it was registered after the first call"
+        found.append(Relation(kind, relation, reason, "dynamo", line, name or None))
     return found
 
 
@@ -235,7 +302,7 @@ def _cut(ladder: Ladder, first: Difference) -> Relation | None:
 
 
 def _inside(program: Program, compilation: Compilation) -> list[Relation]:
-    """Outputs of one graph that are differentiated by each other, and memory that is exchanged inside of a graph."""
+    """Outputs of one graph that are differentiated by each other, and calls inside of a graph that are not followed."""
     watch, found = Watch(recorded=0), dict[tuple[int, str, str], Relation]()
     made: dict[int, tuple[int, Node, Node, torch.Tensor]] = {}
     whole = aot_rung(watch)
@@ -267,7 +334,8 @@ def _inside(program: Program, compilation: Compilation) -> list[Relation]:
                 f"only {later.name} from what is compiled."
             )
             api = f"torch.autograd.{name}" if name == "grad" else f"Tensor.{name}"
-            relation = Relation(api, reason, "aot", _line(frame), also=[name], number=number, cuts=[node.name])
+            lost, at = f"no gradient goes from {later.name} to {node.name}", _line(frame)
+            relation = Relation(api, lost, reason, "aot", at, also=[name], number=number, cuts=[node.name])
             found.setdefault((number, node.name, name), relation)
 
     asked: dict[CodeType | str, str] = {
@@ -279,7 +347,7 @@ def _inside(program: Program, compilation: Compilation) -> list[Relation]:
     }
     with _calls_seen(asked, told):
         run_program(program, compilation, backend, RungReport())
-    return [*found.values(), *_exchanged(watch)]
+    return [*found.values(), *_left_whole(watch), *_made_under(watch)]
 
 
 def _is_differentiable(value: Any) -> bool:
@@ -298,18 +366,27 @@ def _behind(node: Node) -> set[Node]:
 
 
 def _in_parts(program: Program, compilation: Compilation, relation: Relation) -> RungReport:
-    """The program on AOTAutograd's graphs, with one of Dynamo's cut in parts; parts with an op stay uncompiled."""
+    """The program on AOTAutograd's graphs, but with what should mend it done to Dynamo's: see `Relation`."""
     report, count, whole = RungReport(), itertools.count(), aot_rung(Watch(recorded=0))
+    graph_break = require("torch._dynamo", "graph_break", purpose="breaking a graph in two")
 
     def part(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
         left = any(op_of(node) == relation.whole for node in gm.graph.nodes if node.op in CALLS)
         return gm.forward if left else whole(gm, inputs, **settings)
 
     def backend(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
-        if next(count) != relation.number:
+        if next(count) != relation.number and not relation.whole:
             return whole(gm, inputs, **settings)
-        for name in relation.cuts:
-            gm = broken_after(gm, next(n for n in gm.graph.nodes if n.name == name))
+        if relation.mode:
+            compiled, made = whole(gm, inputs, **settings), MODES[relation.mode].made
+            outputs = relation.outputs
+            return lambda *args: [made(v) if i in outputs else v for i, v in enumerate(flat_outputs(compiled(*args)))]
+        alone = [n for n in gm.graph.nodes if n.op in CALLS and op_of(n) == relation.whole]
+        names = {*relation.cuts, *(n.name for node in alone for n in (node.prev, node))}
+        for node in [n for n in gm.graph.nodes if n.name in names and n.op in CALLS]:
+            with gm.graph.inserting_after(node):
+                gm.graph.call_function(graph_break)
+        gm.recompile()  # a copy would not be compiled inside of what is: Dynamo knows only its own graphs there
         parts = torch.compile(gm, backend=part, dynamic=compilation.dynamic)
         return lambda *args: parts(*args)
 
@@ -317,19 +394,52 @@ def _in_parts(program: Program, compilation: Compilation, relation: Relation) ->
     return report
 
 
-def _exchanged(watch: Watch) -> list[Relation]:
+def _left_whole(watch: Watch) -> list[Relation]:
+    """Calls that AOTAutograd does not follow, and does where they stay uncompiled."""
     found = list[Relation]()
     for number, graph in enumerate(watch.dynamo):
-        for node in (n for n in graph.graph.graph.nodes if n.op in CALLS and op_of(n).endswith(".set_")):
-            name = str(node.args[0]).removeprefix("l_").strip("_")
-            reason = (
-                f"Assigning to its data gives {name} other memory (set_), and AOTAutograd does not keep apart what was "
-                "taken from it before. Run uncompiled, with the rest compiled, the program is right. Move the "
-                "assignment out of what is compiled, or copy with copy_()."
-            )
+        for node in (n for n in graph.graph.graph.nodes if n.op in CALLS):
+            if (row := LEFT_WHOLE.get(op_of(node).rpartition(".")[2])) is None:
+                continue
+            given = str(node.args[0]).removeprefix("l_").strip("_")
+            op, relation, reason = row[0], row[1].format(given), row[2].format(given)
+            also = ["aten.set_.source_Tensor"] if op.endswith("_") else []
             where = users_source(node), module_of(node)
-            also, cuts = ["aten.set_.source_Tensor"], [node.prev.name, node.name]
-            found.append(Relation("torch.Tensor.set_", reason, "aot", *where, also, number, cuts, op_of(node)))
+            found.append(Relation(op, relation, reason, "aot", *where, also, number, whole=op_of(node)))
+    return found
+
+
+def _made_under(watch: Watch) -> list[Relation]:
+    """Outputs of a graph that are made under a mode which the graph enters."""
+    found = list[Relation]()
+    for number, graph in enumerate(watch.dynamo):
+        outputs, modes = flat_outputs(output_node(graph.graph).args[0]), _modes(graph.graph)
+        for mode in dict.fromkeys(modes.values()):
+            made = {i: n for i, n in enumerate(outputs) if isinstance(n, Node) and modes.get(n) == mode}
+            if mode == "no_grad":  # else a gradient is what it has not
+                made = {i: n for i, n in made.items() if n.meta["example_value"].requires_grad}
+            if made:
+                first, names = next(iter(made.values())), " and ".join(n.name for n in made.values())
+                texts = MODES[mode].relation.format(names), MODES[mode].reason.format(names)
+                where = users_source(first), module_of(first)
+                relation = Relation(op_of(first), *texts, "aot", *where, [mode], number, mode=mode)
+                found.append(msgspec.structs.replace(relation, outputs=list(made)))
+    return found
+
+
+def _modes(gm: GraphModule) -> dict[Node, str]:
+    """By the calls of a graph the mode that is on, if the graph has entered one."""
+    found, entered, grad = dict[Node, str](), list[str](), True
+    for node in (n for n in gm.graph.nodes if n.op in CALLS):
+        match op_of(node).rpartition(".")[2]:
+            case "_set_grad_enabled":
+                grad = bool(node.args[0])
+            case "_enter_inference_mode":
+                entered.append("inference_mode" if node.args[0] else "inference_mode(False)")
+            case "_exit_inference_mode":
+                entered.pop()
+            case _ if entered or not grad:
+                found[node] = entered[-1] if entered else "no_grad"
     return found
 
 
@@ -367,7 +477,8 @@ def _backward_apart(program: Program, compilation: Compilation) -> Tried:
             f"The call runs under autocast ({outer[0]}), and AOTAutograd makes the whole backward under it; uncompiled "
             f'each op\'s backward runs in the dtype of its forward. With {SWITCH} = "off" the program is right.'
         )
-        report.relation = Relation(op, reason, "aot", *where, also=[op.rpartition(".")[2]])
+        relation = f"the backward of {op} runs under the autocast that is on around the call"
+        report.relation = Relation(op, relation, reason, "aot", *where, also=[op.rpartition(".")[2]])
     return report
 
 
@@ -447,4 +558,5 @@ def _lost(source: str | None) -> Relation:
         "not look at it, and their result has none. With the tangent computed beside the kernels, the program is "
         "right. Call the function uncompiled there, or compile one that calls torch.func.jvp."
     )
-    return Relation("torch.autograd.forward_ad.make_dual", reason, "runtime", source, also=["make_dual"])
+    relation, op = "the forward-mode tangent of an argument is dropped", "torch.autograd.forward_ad.make_dual"
+    return Relation(op, relation, reason, "runtime", source, also=["make_dual"])
