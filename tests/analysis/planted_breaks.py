@@ -280,12 +280,12 @@ class Manager:
         return False
 
 
-@plant("random", "draw it with torch, `torch.rand(())`", same=False, mended=lambda x: x * torch.rand(()))
+@plant("random", "draw it with torch: `torch.rand(())`", same=False, mended=lambda x: x * torch.rand(()))
 def python_random(x):
     return x * random.random()  # here
 
 
-@plant("random", "draw it with torch", same=False, mended=lambda x: x * torch.rand(()))
+@plant("random", "draw it with torch: `torch.rand(())`", same=False, mended=lambda x: x * torch.rand(()))
 def numpy_random(x):
     return x * np.random.rand()  # here
 
@@ -308,7 +308,7 @@ def hook(x):
     return linear(x)
 
 
-@plant("tensor-attribute", "`y.copy_(…)`", mended=lambda x: (x * 2).copy_(x * 2 + 1))
+@plant("tensor-attribute", "`y.copy_(y.data + 1)` in the place of", mended=lambda x: (x * 2).copy_(x * 2 + 1))
 def attribute(x):
     y = x * 2
     y.data = y.data + 1  # here

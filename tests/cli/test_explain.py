@@ -99,17 +99,25 @@ print("ended", file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize("loop", [True, False])
-def test_what_is_behind_a_break(loop: bool, run_warm: Python, tmp_path: Path) -> None:
-    """A break in the loop behind it leaves the rest uncompiled, and unseen; without one, the rest is compiled."""
+@pytest.mark.parametrize(("loop", "kind"), [(True, "fork"), (True, "process"), (False, "fork")])
+def test_what_is_behind_a_break(loop: bool, kind: str, run_warm: Python, tmp_path: Path) -> None:
+    """A break in the loop behind it leaves the rest uncompiled, and unseen where no child can look at it."""
     (tmp_path / "program.py").write_text(LOOP.replace("BREAK", "torch._dynamo.graph_break()" if loop else "pass"))
-    done = run_warm("-m", "graphprobe", "explain", "program.py", cwd=tmp_path)
+    done = run_warm("-m", "graphprobe", "explain", "program.py", cwd=tmp_path, env={"GRAPHPROBE_ISOLATION": kind})
     live = [line for line in done.err.splitlines() if line.startswith("graphprobe: break: ")]
     assert live[0].startswith("graphprobe: break: tensor-item at program.py:6 in step: ") and len(live) == 1 + loop
     assert done.err.index(live[-1]) < done.err.index("ended")
     assert ("compiled before and behind it" in done.out) != loop
     assert ("what comes behind it in the function runs uncompiled" in done.out) == loop
-    assert ("more may follow" in done.out.splitlines()[-2]) == loop
+    assert ("more may follow" in done.out.splitlines()[-2]) == (kind == "process")
+    assert ("  untried: " in done.out) == (kind == "process") and ("  instead: " in done.out) == (kind == "fork")
+
+
+UNTRIED = (
+    "a, b)`\n  effect",
+    "a, b)`; or `torch.cond(b.sum() <\n           0, true_fn, false_fn, (…,))`\n  effect",
+)
+"""What helps is known only where it was tried: a run that was recorded shows all that may help."""
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +132,7 @@ def test_page_run_is_explained_from_its_folder(page_runs: Path, monkeypatch: pyt
     told = invoke("runs", "--json", "toy.json", code=1)
     table = shown("graphprobe explain toy.py").removeprefix("woo\n")
     before = "change that line, then: graphprobe explain toy.py"
+    table = table.replace("  instead:", "  untried:").replace(*UNTRIED)
     story, blank, closing = masked(table.replace(before, "graphprobe report runs")).rpartition("\nBREAKS: ")
     assert masked(told.stdout) == f"{story}Wrote {Path.cwd() / 'toy.json'}\n{blank}{closing}"
     document = json.loads(Path("toy.json").read_text(encoding="utf-8"))

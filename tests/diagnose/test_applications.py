@@ -11,8 +11,13 @@ from graphprobe.diagnose.script_calls import is_whole
 
 HERE = Path(__file__).parent / "applications"
 
-CALLS = {"module_compile.py": 2, "loop.py": 1, "trainer.py": 1, "generate.py": 2, "regional.py 24": 1}
+CALLS = {
+    **{"module_compile.py": 2, "loop.py": 1, "trainer.py": 1, "generate.py": 2, "regional.py 24": 1},
+    **{"prepared.py": 1, "fitted.py": 1},
+}
 """Diagnoses that each takes at the least: of training and evaluation, of the prompt and of one token more."""
+
+NEEDS = {"trainer.py": "accelerate", "prepared.py": "accelerate", "fitted.py": "lightning"}
 
 EQUAL = "{} equal graphs, looked into once, with the values of the first"
 Run = Callable[..., tuple[int, dict[str, Any], str]]
@@ -22,8 +27,8 @@ Run = Callable[..., tuple[int, dict[str, Any], str]]
 def run(diagnosed: Callable[..., Any]) -> Run:
     def diagnose(script: str, *options: str) -> tuple[int, dict[str, Any], str]:
         name, *arguments = script.split()
-        if name == "trainer.py":
-            pytest.importorskip("accelerate")
+        if name in NEEDS:
+            pytest.importorskip(NEEDS[name])
         done, found = diagnosed(*options, str(HERE / name), *arguments)
         return done.code, found, done.out + done.err
 
@@ -48,6 +53,17 @@ def test_a_call_with_an_object_that_it_may_have_changed_is_not_made_again() -> N
     for argument, whole in [(torch.ones(2), True), ([1, {"a": None}], True), (torch.float32, True), (Filled(), False)]:
         assert is_whole(((argument,), {})) is whole
         assert is_whole(((), {"cache": argument})) is whole
+
+
+@pytest.mark.heavy
+def test_lightning_that_logs_in_a_compiled_step(run: Run) -> None:
+    """torch itself fails there, compiled alone: a finding, at the line that logs."""
+    code, found, told = run("fitted.py log", "--backend", "eager")
+    findings = [finding for diagnosis in found["diagnoses"] for finding in diagnosis["findings"]]
+    assert code == 1 and "InternalTorchDynamoError" in told, told
+    [finding] = findings
+    assert (finding["kind"], finding["stage"]) == ("crash_compile", "dynamo")
+    assert (finding["called_from"] or finding["source"]).endswith("fitted.py:20"), finding
 
 
 @pytest.mark.heavy

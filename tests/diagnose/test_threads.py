@@ -80,9 +80,15 @@ def test_a_lock_of_the_program_is_no_hang(held_s: int, diagnosed: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "backend"),
-    [("server", "right"), ("server", "wrong"), ("pool", "wrong"), ("to_thread", "right"), ("daemon", "right")],
+    [
+        *[("server", "right"), ("server", "wrong"), ("pool", "wrong"), ("to_thread", "right"), ("daemon", "right")],
+        *[("fastapi", "right"), ("fastapi", "wrong")],
+    ],
 )
 def test_threads_that_compile(which: str, backend: str, diagnosed: Any) -> None:
+    if which == "fastapi":
+        pytest.importorskip("uvicorn")
+        pytest.importorskip("fastapi")
     done, _ = diagnosed(str(PROGRAM), which, backend, code=int(backend == "wrong"), env=ENV)
     assert f"{which} [" in done.out
     assert ("torch.sin gives wrong numbers" in " ".join(done.out.split())) == (backend == "wrong")

@@ -21,10 +21,10 @@ MODES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["pool", "to_thread", "server", "asgi", "loader", "daemon"])
+@pytest.mark.parametrize("which", ["pool", "to_thread", "server", "asgi", "fastapi", "loader", "daemon"])
 def test_threads_at_once(which: str, run_warm: Callable[..., Finished], tmp_path: Path) -> None:
-    if which == "asgi":
-        pytest.importorskip("uvicorn")
+    for module in {"asgi": ["uvicorn"], "fastapi": ["uvicorn", "fastapi"]}.get(which, []):
+        pytest.importorskip(module)
     env = {"OMP_NUM_THREADS": "1"}
     plain = run_warm(PROGRAM, which, cwd=tmp_path, env=env)
     assert plain.code == 0 and plain.out.startswith(f"{which} ["), plain.err

@@ -32,7 +32,7 @@ def test_the_page_of_a_run(tmp_path: Path, open_report: OpenReport) -> None:
     assert "COULD BE FASTER" in opened.text("h1") and "1 graph break and 1 recompilation" in opened.text("h1")
     assert "graphprobe diagnose" in opened.text("#verdict"), "a run does not say that the numbers are right"
     assert f"model.py:{BREAK_LINE}" in opened.text("#breaks")
-    assert "instead\n" in opened.text("#breaks") and "capture_scalar_outputs = True" in opened.text("#breaks")
+    assert "untried\n" in opened.text("#breaks") and "capture_scalar_outputs = True" in opened.text("#breaks")
     assert "the size of dim 0 of x changed" in opened.text("#recompiles")
     assert "mark_dynamic" in opened.text("#recompiles")
     assert opened.page.locator("#recompiles a.src", has_text=f"model.py:{LINE}").count() == 1

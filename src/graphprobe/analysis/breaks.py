@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines
+from graphprobe.analysis.breaks_facts import BreakFact, TriedBreak, UncompiledFact, UserFrame, facts_from_lines
 from graphprobe.analysis.breaks_rules import CONSEQUENCES, RULES
 from graphprobe.analysis.breaks_text import RESUMED, BreakLine, Part, parts_of, plain_name
 from graphprobe.store import layout
 from graphprobe.store.files import read_file
 from graphprobe.store.reader import Model, Run
 
-Outcome = Literal["continued", "rest", "function", "died", "raised"]
-OUTCOMES: tuple[Outcome, ...] = ("continued", "rest", "function", "died", "raised")
-"""From the mildest on: compiled on both sides of the break; the rest of the function not; all of it not; compiling the
-rest ended in an error of Dynamo; the break itself is an error."""
+Outcome = Literal["behind", "continued", "rest", "function", "died", "raised"]
+OUTCOMES: tuple[Outcome, ...] = ("behind", "continued", "rest", "function", "died", "raised")
+"""From the mildest on: not come to, for the breaks before it; compiled on both sides of the break; the rest of the
+function not; all of it not; compiling the rest ended in an error of Dynamo; the break itself is an error."""
 
 CONVERTING = frozenset({"__bool__", "__len__", "__int__", "__float__", "__index__"})
 """Methods that must return a number of Python's."""
@@ -43,7 +43,8 @@ class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: stable name, e.g. `data-dependent-branch`; `unsupported` where no rule knows it.
         cause: one sentence.
-        remedy: what to write instead.
+        remedy: what to write instead; of one that was tried what was seen to work, and empty if nothing was.
+        tried: tracing went on behind it in child processes, and the remedy was tried there.
         file, line, function, source: the innermost place in the program that is not code of torch or Python's library.
         count: how often tracing stopped there.
         outcome: the worst that came of it.
@@ -62,6 +63,7 @@ class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
     line: int | None
     function: str
     source: str
+    tried: bool = False
     count: int = 1
     outcome: Outcome = "continued"
     error: str = ""
@@ -122,16 +124,26 @@ class GraphSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakReport(msgspec.Struct, kw_only=True):
-    """Graphs, breaks and functions left uncompiled, of one call or of a whole run."""
+    """Graphs, breaks and functions left uncompiled, of one call or of a whole run.
+
+    Attributes:
+        all_seen: tracing went on behind each break.
+    """
 
     graphs: list[GraphSeen] = []
     breaks: list[GraphBreak] = []
     uncompiled: list[UncompiledFunction] = []
+    all_seen: bool = False
 
     @property
     def break_count(self) -> int:
         """How often tracing stopped and went on, or was not wanted to."""
-        return sum(row.count for row in self.breaks if row.kind not in ERRORS)
+        return sum(row.count for row in self.breaks if row.kind not in ERRORS and row.outcome != "behind")
+
+    @property
+    def behind_count(self) -> int:
+        """How many places break once those before them are mended."""
+        return sum(row.outcome == "behind" for row in self.breaks)
 
     @property
     def died(self) -> list[GraphBreak]:
@@ -141,7 +153,8 @@ class BreakReport(msgspec.Struct, kw_only=True):
     @property
     def hidden(self) -> bool:
         """Whether more breaks may be behind those that were found, in code that Dynamo did not look at."""
-        return any(row.outcome in ("rest", "function") for row in self.breaks if row.inside is None)
+        left = any(row.outcome in ("rest", "function") for row in self.breaks if row.inside is None)
+        return left and not self.all_seen
 
     @property
     def own_uncompiled(self) -> list[UncompiledFunction]:
@@ -165,7 +178,10 @@ class BreakReport(msgspec.Struct, kw_only=True):
 
 
 def report_from_facts(
-    graphs: Iterable[GraphSeen], breaks: Sequence[BreakFact], uncompiled: Sequence[UncompiledFact]
+    graphs: Iterable[GraphSeen],
+    breaks: Sequence[BreakFact],
+    uncompiled: Sequence[UncompiledFact],
+    tried: Sequence[TriedBreak] = (),
 ) -> BreakReport:
     """Judge and group what was observed. The program's own lines come first, and of them the worst."""
     given_up = {_key(fact) for fact in uncompiled if fact.broke}
@@ -191,8 +207,14 @@ def report_from_facts(
     for key, row in rows.items():
         if row.outcome == "continued" and (row.file, row.line) in left_behind:
             rows[key] = msgspec.structs.replace(row, outcome="rest")
+    for one in tried:
+        row = msgspec.structs.replace(judge(one.fact), outcome="behind")
+        key = (row.kind, row.cause, row.file, row.line)
+        if not row.error or all(row.error != known.error for known in rows.values()):
+            rows[key] = msgspec.structs.replace(rows.get(key, row), tried=True, remedy=one.remedy)
     ordered = sorted(rows.values(), key=lambda row: (row.inside is not None, -OUTCOMES.index(row.outcome), -row.count))
-    return BreakReport(graphs=list(graphs), breaks=ordered, uncompiled=list(frames.values()))
+    all_seen = bool(tried) and all(one.passed for one in tried)
+    return BreakReport(graphs=list(graphs), breaks=ordered, uncompiled=list(frames.values()), all_seen=all_seen)
 
 
 def _break_before(died: BreakFact, facts: Sequence[BreakFact]) -> int | None:
@@ -319,6 +341,8 @@ def _names(part: Part, line: BreakLine, function: str, pattern: str, groups: Map
         "owner": owner or "the tensor",
         "argument": line.owner(name, operand=False) or "the tensor",
         "target": line.target or "an attribute",
+        "assigned": line.assigned or "…",
+        "statement": line.statement,
         "owner_of_target": line.target.rpartition(".")[0] or "the tensor",
         "manager": line.manager or groups.get("class", "the context manager"),
         "defined": line.defined or "…",

@@ -81,6 +81,19 @@ class UncompiledFact(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     inside: str | None = None
 
 
+class TriedBreak(msgspec.Struct, frozen=True, kw_only=True):
+    """A break behind which tracing went on in child processes.
+
+    Attributes:
+        remedy: the parts of its remedy with which it is gone, and nothing new breaks; empty for none.
+        passed: what comes behind it was looked at.
+    """
+
+    fact: BreakFact
+    remedy: str
+    passed: bool
+
+
 Fact = BreakFact | UncompiledFact
 
 

@@ -115,7 +115,8 @@ class BreakLine:
     def use(self) -> str:
         """What the value is for; empty where it is nothing of these.
 
-        `test` or `loop`: a condition; `count`: of a `for` or `range`; `size`: also in a slice; `index`.
+        `test` or `loop`: a condition; `count`: of a `for` or `range`; `size`: also in a slice; `index`;
+        `stored-index` of what is assigned to.
         """
         uses = (use for node, above in self._upwards() if (use := _use(node, above)) is not None)
         return next(uses, "" if self._code is not None or self.form != "For" else "count")
@@ -155,7 +156,7 @@ class BreakLine:
             found = above
         if not isinstance(found, ast.Call):
             return "", ""
-        write = _operand if self.use == "index" else ast.unparse
+        write = _operand if "index" in self.use else ast.unparse
         return ast.unparse(found), write(as_tensor(found))
 
     @property
@@ -173,6 +174,16 @@ class BreakLine:
         if isinstance(statement, ast.Assign):
             return ast.unparse(statement.targets[0])
         return ast.unparse(statement.target) if isinstance(statement, ast.AugAssign | ast.AnnAssign) else ""
+
+    @property
+    def statement(self) -> str:
+        """All of it."""
+        return ast.unparse(self._statement) if self._statement is not None else self.source
+
+    @property
+    def assigned(self) -> str:
+        """What a plain `=` assigns."""
+        return ast.unparse(self._statement.value) if isinstance(self._statement, ast.Assign) else ""
 
     @property
     def manager(self) -> str:
@@ -298,7 +309,7 @@ def _use(node: ast.AST, above: ast.AST) -> str | None:
     if isinstance(above, ast.For) or called == "range":
         return "count"
     if isinstance(above, ast.Subscript) and node is above.slice:
-        return "index"
+        return "index" if isinstance(above.ctx, ast.Load) else "stored-index"
     if isinstance(above, ast.Slice) or SIZED.fullmatch(called):
         return "size" if node is not getattr(above, "func", None) else ""
     return None

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, UncompiledFunction, judge, report_from_facts
-from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
+from graphprobe.analysis.breaks_facts import BreakFact, TriedBreak, UncompiledFact
 from graphprobe.errors import last_line
+from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
 from graphprobe.internals.dynamo.compile_facts import (
     begins_at,
     calls_of,
@@ -30,6 +31,11 @@ from graphprobe.probe.recompile_watch import Recompiles
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+    from graphprobe.backends.explain_behind import Behind
+
+BEHIND_S = 300.0
+"""What looking behind the breaks of a program may take."""
 
 
 class Break(msgspec.Struct, frozen=True):
@@ -94,6 +100,7 @@ class Explanation(msgspec.Struct):
         break_facts: every break, also those before which there was no graph, in order.
         uncompiled_facts: the functions that Dynamo gave up on.
         notes: what could not be observed.
+        tried: the places that break, those behind others too, with the remedies that were seen to work.
     """
 
     graphs: list[ExplainedGraph]
@@ -102,6 +109,7 @@ class Explanation(msgspec.Struct):
     break_facts: list[BreakFact] = []
     uncompiled_facts: list[UncompiledFact] = []
     notes: list[str] = []
+    tried: list[TriedBreak] = []
 
     @property
     def report(self) -> BreakReport:
@@ -117,7 +125,7 @@ class Explanation(msgspec.Struct):
             )
             for graph in self.graphs
         ]
-        return report_from_facts(seen, self.break_facts, self.uncompiled_facts)
+        return report_from_facts(seen, self.break_facts, self.uncompiled_facts, self.tried)
 
     @property
     def remedies(self) -> list[GraphBreak]:
@@ -167,7 +175,8 @@ class Explanation(msgspec.Struct):
         for reason, count in self.breaks_without_graph.items():
             lines.append(f"break before any op ({count}×): {reason.strip().splitlines()[0]}")
         for row in self.remedies:
-            lines += [f"{row.kind} ({row.count}×) at {row.where}", f"  {row.cause}", f"  instead: {row.remedy}"]
+            lines += [f"{row.kind} ({row.count}×) at {row.where}", f"  {row.cause}"]
+            lines += [f"  {'instead' if row.tried else 'untried'}: {row.remedy}"] * bool(row.remedy)
         lines += [f"not observed: {note}" for note in self.notes]
         if self.compile_times_s:
             lines.append("compile times, in seconds (phases contain one another):")
@@ -208,12 +217,16 @@ class Heard:
     def graph_break(self, fact: BreakFact, backend: object) -> None:
         if self.means(backend):
             self.breaks.append(fact)
-            if self._on_break is not None:
-                row = judge(fact)
-                new = (row.where, row.kind, row.cause) not in self._known
-                self._known.add((row.where, row.kind, row.cause))
-                if new:
-                    self._on_break(row)
+            self.found(fact)
+
+    def found(self, fact: BreakFact) -> None:
+        """Tell of a break, if it is new."""
+        if self._on_break is not None:
+            row = judge(fact)
+            new = (row.where, row.kind, row.cause) not in self._known
+            self._known.add((row.where, row.kind, row.cause))
+            if new:
+                self._on_break(row)
 
     def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
         if self.means(backend):
@@ -273,16 +286,22 @@ class NotedGraphs:
 
 
 class ProgramWatch(Heard):
-    """Notes every graph and every graph break of this process between `start` and `stop`."""
+    """Notes every graph and every graph break of this process between `start` and `stop`, and looks behind breaks."""
 
     def __init__(self, on_break: Callable[[GraphBreak], None] | None = None) -> None:
         super().__init__(on_break)
         self._graphs = NotedGraphs()
-        self._ends: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], object]] = []
+        self._looking: Behind | None = None
+        self._tried: list[TriedBreak] = []
+        self._looked: set[object] = set()
+        self._left_s = BEHIND_S
+        self._calls = CompileCalls(lambda *call: None, after=self._called, failed=self._called)
 
     def start(self) -> None:
         """Put the taps in place, now or as soon as the program imports torch."""
-        self._ends = [listen(self), tap_graphs(self)]
+        self._ends = [listen(self), tap_graphs(self), self._calls.remove]
+        self._calls.install()
 
     def stop(self) -> None:
         """Take them out; safe to call twice."""
@@ -293,9 +312,28 @@ class ProgramWatch(Heard):
         noted = self._graphs.add(gm, getattr(output_graph, "compile_subgraph_reason", None))
         self._graphs.guarded(noted, guards)
 
+    def _called(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], _: object) -> None:
+        from graphprobe.backends.explain_behind import Behind, key_of
+
+        keys = {key_of(fact) for fact in self.breaks} - {None}
+        if keys <= self._looked or self._left_s <= 0:
+            return
+        begun, compiled.busy = time.monotonic(), True
+        behind = Behind(compiled.fn, args, kwargs, dynamic=compiled.dynamic, budget_s=self._left_s, found=self.found)
+        self._looking = behind
+        try:
+            behind.look()
+        finally:
+            self._looking, compiled.busy = None, False
+            self._tried += behind.tried()
+            self._looked |= {*keys, *behind.places}
+            self._left_s -= time.monotonic() - begun
+
     def output(self) -> Explanation:
         """What was seen so far; without the times, and with every break in `break_facts`."""
-        return self.explanation(self._graphs.settled(), {}, {})
+        found = self.explanation(self._graphs.settled(), {}, {})
+        found.tried = [*self._tried, *(self._looking.tried() if self._looking is not None else ())]
+        return found
 
     def report(self) -> tuple[BreakReport, list[str]]:
         """The same, judged, and what could not be observed."""
@@ -383,6 +421,8 @@ def explain(
     `fn` runs for real: what it changes is changed. What it raises goes to the caller, but for the error that a break is
     under `fullgraph=True`: that is in the result. Its compiled code stays in torch's cache under a backend of its own.
 
+    Behind each break child processes go on, from the state after the call, and try the remedies.
+
     Args:
         fn: a function or module.
         inner: the backend to run with.
@@ -398,7 +438,14 @@ def explain(
             except Exception as error:
                 if type(error).__name__ not in BREAKS:
                     raise
-        return backend.output()
+        found = backend.output()
+        if found.break_facts:
+            from graphprobe.backends.explain_behind import Behind
+
+            behind = Behind(fn, args, kwargs, dynamic=settings.get("dynamic"), budget_s=BEHIND_S)
+            behind.look()
+            found.tried = behind.tried()
+        return found
 
     return call
 

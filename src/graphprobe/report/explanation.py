@@ -23,9 +23,10 @@ RESUMED = re.compile(r"(?:torch_dynamo_resume_in_)+([\w.]+?)_at_(\d+)(?:_at_\d+)
 """Dynamo's name of the function that goes on behind a break."""
 
 OUTCOMES = {
+    "behind": "none yet: this runs uncompiled, for the breaks before it; once they are mended, it breaks here",
     "continued": "compiled before and behind it",
     "rest": "what comes behind it in the function runs uncompiled",
-    "function": "the whole function runs uncompiled",
+    "function": "nothing of this function is compiled",
     "died": "the compile ended in an error, which the program gets; what comes before it is compiled",
     "raised": "raised as an error (fullgraph=True)",
 }
@@ -84,9 +85,12 @@ def print_end(
     own = [row for row in report.breaks if row.inside is None] or report.breaks
     facts = [("first", f"{own[0].kind} at {_shortened(own[0].where, here)}")] if own else []
     facts += [("error", _shortened(row.error, here)) for row in report.died]
-    facts += [("instead", row.remedy.partition("; or ")[0]) for row in own[:1]]  # the rest is in the list
+    told = [row for row in own[:1] if row.remedy]
+    facts += [("instead" if row.tried else "untried", row.remedy.partition("; or ")[0]) for row in told]
     facts += [("behind", "Dynamo looks no further behind a break in uncompiled code: more may follow")] * report.hidden
     counts = f"{counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
+    if report.behind_count:
+        counts += f", {counted(report.behind_count, 'place')} behind them"
     if report.died:
         counts += f", {counted(len(report.died), 'compile error')}"
     once = "change that line" if follow["breaks"][1] == "explain" else ""
@@ -127,12 +131,11 @@ def _print_break(console: Console, number: int, row: GraphBreak, base: Path) -> 
 
 def facts_of(row: GraphBreak, near: Callable[[str], str]) -> Facts:
     """Why it breaks, what to write instead, and what comes of it; `near` shortens the places in a text."""
-    led_to = f", because {row.consequence}" if row.consequence else ""
-    rows: list[tuple[str, Content]] = [
-        ("cause", Prose(row.cause)),
-        ("instead", Prose(row.remedy)),
-        ("effect", Prose(f"{OUTCOMES[row.outcome]}{led_to}")),
-    ]
+    led_to = f", because {row.consequence}" if row.consequence and row.outcome != "behind" else ""
+    rows: list[tuple[str, Content]] = [("cause", Prose(row.cause))]
+    if row.remedy:
+        rows.append(("instead" if row.tried else "untried", Prose(row.remedy)))
+    rows.append(("effect", Prose(f"{OUTCOMES[row.outcome]}{led_to}")))
     if row.error:
         rows.append(("error", near(row.error)))
     if row.kind == "unsupported":

@@ -91,13 +91,18 @@ def server():
 
 def asgi():
     """The same from endpoints that uvicorn calls, in threads of its own."""
-    import uvicorn
 
     async def application(scope, receive, send):
         if scope["type"] == "http":
             text = str(await asyncio.to_thread(call, int(scope["path"][1:]))).encode()
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": text})
+
+    return served(application)
+
+
+def served(application):
+    import uvicorn
 
     serving = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=serving.run)
@@ -108,6 +113,19 @@ def asgi():
     serving.should_exit = True
     thread.join()
     return found
+
+
+def fastapi():
+    """The same from an endpoint of FastAPI's that is a plain function, for which it has threads."""
+    import fastapi
+
+    application = fastapi.FastAPI()
+    application.get("/{size}")(endpoint)
+    return served(application)
+
+
+def endpoint(size: int):
+    return call(size)
 
 
 class Compiled(Dataset):
