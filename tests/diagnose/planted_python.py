@@ -194,7 +194,7 @@ def cached(x: torch.Tensor) -> torch.Tensor:
 
 def full_deque(x: torch.Tensor) -> torch.Tensor:
     LAST.append(4)  # here
-    return x * LAST[0]
+    return x * LAST[0]  # here
 
 
 def median(x: torch.Tensor) -> torch.Tensor:
@@ -240,7 +240,7 @@ class Counting:
 
 
 def class_attribute(x: torch.Tensor) -> torch.Tensor:
-    return x * Counting().counted()
+    return x * Counting().counted()  # here
 
 
 def dimensions(x: torch.Tensor) -> torch.Tensor:
