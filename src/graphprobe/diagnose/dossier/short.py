@@ -19,7 +19,7 @@ from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, reference_of
-from graphprobe.diagnose.dossier.plain_inputs import FILE, MOST_INLINE, Form, PlainInputs, values_of
+from graphprobe.diagnose.dossier.plain_inputs import FILE, Form, PlainInputs, values_of
 from graphprobe.diagnose.dossier.program_proof import assignments, own_lines
 from graphprobe.diagnose.dossier.repro import is_aten, repeats_for
 from graphprobe.diagnose.dossier.short_check import (
@@ -36,6 +36,7 @@ from graphprobe.diagnose.dossier.short_check import (
     repeated,
 )
 from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.program_text.plain_values import MOST_INLINE
 from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import STAGES, Finding

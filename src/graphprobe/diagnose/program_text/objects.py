@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from graphprobe.diagnose.program_text.constructors import constructor_text
 from graphprobe.diagnose.program_text.parts import TextProgram
 from graphprobe.diagnose.program_text.plain_values import (
+    FEW,
     MOST_INLINE,
     Unwritable,
+    contiguous_of,
     dense_text,
+    drawn_text,
     joined,
     list_text,
     number_text,
-    strides_of,
 )
 from graphprobe.engine.values import capture
 from graphprobe.probe.frames.encoding import Encoded, Encoder
@@ -71,7 +74,10 @@ class Statements:
 class ObjectTexts:
     """Expressions for values, which `encoder` has recorded; statements that they need first go to `statement`."""
 
-    def __init__(self, encoder: Encoder, program: TextProgram, reserved: Collection[str]) -> None:
+    def __init__(
+        self, encoder: Encoder, program: TextProgram, reserved: Collection[str], *, draws: bool = False
+    ) -> None:
+        self.draws, self.drawn = draws, False
         self.encoder, self.objects, self.program = encoder, encoder.objects, program
         self.captured = capture(encoder.tensors, rng=False)
         self.made: dict[int, str] = {}
@@ -205,12 +211,9 @@ class ObjectTexts:
             shared = bool(base.requires_grad)
         elif self._sharing[known["storage"]] > 1:
             text = f"{self._memory_of(known, tensor)}.as_strided({size}, {known['storage_offset']})"
-        elif tensor.numel() and tensor.stride() != strides_of(tensor) and not tensor.is_contiguous():
-            if any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
-                raise Unwritable(f"{hint} has several elements in one place")
-            text = f"torch.empty_strided({size}, dtype={tensor.dtype}).copy_({self._dense(tensor, hint)})"
         else:
-            text = self._dense(tensor, hint)
+            base, shaped = contiguous_of(tensor.detach())
+            text = self._dense(base, hint) + shaped
         if tensor.device.type != "cpu":
             text += f".to({str(tensor.device)!r})"
         if known["is_parameter"]:
@@ -225,7 +228,11 @@ class ObjectTexts:
         return text
 
     def _dense(self, tensor: torch.Tensor, hint: str) -> str:
-        return dense_text(tensor) or self._from_file(tensor.detach().cpu().contiguous(), hint)
+        text = dense_text(tensor, most=FEW if self.draws else MOST_INLINE, wide=self.draws)
+        if text is None and self.draws:
+            self.drawn = True
+            return drawn_text(tensor.detach().cpu().contiguous())
+        return text or self._from_file(tensor.detach().cpu().contiguous(), hint)
 
     def _from_file(self, tensor: torch.Tensor, hint: str) -> str:
         name, i = hint, 1
@@ -269,8 +276,7 @@ class ObjectTexts:
         if module == "builtins":
             return str(name)
         value = self.encoder.value_at(number)
-        if module.startswith("torch"):
-            module = next((short for short in PLACES if getattr(sys.modules[short], name, None) is value), module)
+        module = _place_of(value, module, name)
         if not reached(module):  # torch.optim.adam is a module that torch.optim has no name for
             return self.imported_from(module, name)
         return f"{self.imported(module)}.{name}"
@@ -303,7 +309,8 @@ class ObjectTexts:
         kind = self.text(record["class"], type(live).__name__)
         state = {**record.get("state", {}), **record.get("slots", {})}
         if isinstance(live, torch.nn.Module):
-            return self._module_instance(kind, state, live, hint)
+            made = self._constructed(number) if self.draws else None
+            return made or self._module_instance(kind, state, live, hint)
         content: str | None = None
         if base in PLAIN:
             text = f"{base}.__new__({kind}, {self.text(record['content'], hint)})"
@@ -361,8 +368,31 @@ class ObjectTexts:
                 del attributes[name]
         return joined(f"{INSTANCE}(", [*parts, *self._arguments(attributes, hint)], ")")
 
+    def _constructed(self, number: int) -> str | None:
+        """A module of torch by a call, with new parameters; None where others hold parts of it, or none is found."""
+        inner, left = collections.Counter[int](), [number]
+        while left:
+            found = {n: count for n, count in references(self.objects[left.pop()]).items() if n != number}
+            left += [n for n in found if n not in inner]
+            inner.update(found)
+        parts = [n for n in inner if self.objects[n].get("kind") in ("tensor", "instance")]
+        if any(inner[n] != self.count[n] for n in parts):
+            return None
+        text = constructor_text(self.encoder.value_at(number), self._named_class)
+        self.drawn = self.drawn or text is not None
+        return text
+
+    def _named_class(self, kind: type) -> str:
+        return f"{self.imported(_place_of(kind, kind.__module__, kind.__name__))}.{kind.__name__}"
+
     def _placeholder(self, record: Any, number: int, hint: str) -> str:
         raise Unwritable(f"{hint}: {record['reason']}")
+
+
+def _place_of(value: Any, module: str, name: str) -> str:
+    """The module that people take something of torch from."""
+    short = (short for short in PLACES if getattr(sys.modules[short], name, None) is value)
+    return next(short, module) if module.startswith("torch") else module
 
 
 def reached(module: str) -> bool:

@@ -169,6 +169,7 @@ class ProgramText:
     modules: list[str] = field(default_factory=list)  # the names of those
     stored: dict[str, torch.Tensor] = field(default_factory=dict)  # what `STORED` fetches, as flat bytes
     folders: dict[str, str] = field(default_factory=dict)
+    drawn: bool = False  # whether values are random
 
 
 def program_text(
@@ -176,12 +177,14 @@ def program_text(
     *,
     reserved: Mapping[str, Any],
     program: Callable[[Encoder], TextProgram] = TextProgram,
+    draws: bool = False,
 ) -> ProgramText:
     """The program that values lead to.
 
     Args:
         reserved: names that the file defines for itself, with their values; a program may have the same ones.
         program: finds what it consists of.
+        draws: tensors of more than a few values are drawn anew, and modules of torch made by their classes.
 
     Raises:
         Unwritable: something of it cannot be told as text.
@@ -193,7 +196,7 @@ def program_text(
             encoder.program.complete()
             if encoder.placeholders:
                 raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in encoder.placeholders[:3]))
-            return _Writer(encoder, encoder.program, encoded, reserved).write()
+            return _Writer(encoder, encoder.program, encoded, reserved, draws=draws).write()
     except NotRecordable as error:
         raise Unwritable(str(error)) from error
     except RecursionError as error:
@@ -204,9 +207,15 @@ class _Writer(ObjectTexts):
     """Writes statements in the order in which they need each other."""
 
     def __init__(
-        self, encoder: Encoder, program: TextProgram, roots: Mapping[str, Encoded], reserved: Mapping[str, Any]
+        self,
+        encoder: Encoder,
+        program: TextProgram,
+        roots: Mapping[str, Encoded],
+        reserved: Mapping[str, Any],
+        *,
+        draws: bool,
     ) -> None:
-        super().__init__(encoder, program, reserved)
+        super().__init__(encoder, program, reserved, draws=draws)
         self.own, self.roots, self.reserved = program.modules, roots, reserved
         self.count += references([[module.values for module in self.own], dict(roots)])
         self.count_in_shared()
@@ -237,7 +246,7 @@ class _Writer(ObjectTexts):
             self.result.files[name.replace(".", "/") + ".py"] = "\n\n".join(filter(None, parts)) + "\n"
             self.result.modules.append(name)
             self.result.names.append(alias)
-        self.result.stored, self.result.folders = self.stored, self.program.folders
+        self.result.stored, self.result.folders, self.result.drawn = self.stored, self.program.folders, self.drawn
         return self.result
 
     # -- modules ------------------------------------------------------------------------------------------------------
