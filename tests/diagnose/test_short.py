@@ -19,7 +19,7 @@ from graphprobe.diagnose.dossier.short_check import MOST_LINES
 from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
 from graphprobe.diagnose.dossier.writer import first_shown
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.program_text.constructors import constructor_text
+from graphprobe.diagnose.program_text.plain_values import constructor_text
 from graphprobe.engine.values import capture, same_bits
 from graphprobe.findings import Finding, Kind
 from graphprobe.probe.formats.literals import Unreproducible

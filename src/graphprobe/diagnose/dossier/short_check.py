@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graphprobe.diagnose.program_text.text import FUTURE
 
@@ -156,6 +156,25 @@ def repeated(text: str, times: int) -> str:
     loop, agreed, end = text.partition("\nprint(")
     body = "\n".join(f"    {line}" for line in loop.splitlines())
     return f"for _ in range({times}):  # it does not always show\n{body}{agreed}{end}"
+
+
+def script_of(
+    parts: Sequence[str], check_of: Callable[[bool], str], notes: Sequence[str], modules: Sequence[str], *lines: str
+) -> str:
+    """A whole script: its head, what it consists of, and the check, in fewer lines where it is long.
+
+    Args:
+        parts: the program, and the function that runs it; annotations in them stay as they are.
+        check_of: the text of the check, in fewer lines if it is given True.
+        notes, modules, lines: of the head.
+    """
+    script = ""
+    for check in map(check_of, (False, True)):
+        head = head_of(notes, modules, "\n".join(parts), check, *lines)
+        script = "\n\n".join(part for part in (head, *parts, check) if part) + "\n"
+        if script.count("\n") <= MOST_LINES:
+            break
+    return condensed(script)
 
 
 def condensed(script: str) -> str:

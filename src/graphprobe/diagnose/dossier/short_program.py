@@ -20,14 +20,12 @@ from graphprobe.diagnose.dossier.short_check import (
     ENDING,
     FACTS,
     HANG_S,
-    MOST_LINES,
     RAISING,
     RAMP,
     USAGE,
     check_text,
-    condensed,
     facts_text,
-    head_of,
+    script_of,
 )
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.program_text.objects import INSTANCE, INSTANCE_TEXT
@@ -120,8 +118,9 @@ def _script(told: ShortProgram, made: Made, plain: bool) -> Short:
     seed = ["torch.manual_seed(0)"] if text.drawn else []
     needed = {*text.imports, *(["import re"] if "re.sub(" in run else [])}
     imports = sorted(needed - {"import torch", "import torch.nn"})
-    for brief in (False, True):
-        bounds = () if told.bound is None else (told.bound,)
+    bounds = () if told.bound is None else (told.bound,)
+
+    def check_of(brief: bool) -> str:
         check = check_text(
             told.kind,
             eager,
@@ -133,14 +132,12 @@ def _script(told: ShortProgram, made: Made, plain: bool) -> Short:
             optional=True,
             brief=brief,
         )
-        check = "\n".join(f"    {line}".rstrip() for line in check.splitlines())
-        top = head_of([told.title, USAGE], imports, text.text + told.backend, check, *told.head, *seed)
-        body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
-        parts = [top, *used, body, told.backend.strip(), run, f'if __name__ == "__main__":\n{check}']
-        script = "\n\n".join(part for part in parts if part) + "\n"
-        if script.count("\n") <= MOST_LINES:
-            break
-    script = condensed(script)
+        lines = [f"    {line}".rstrip() for line in check.splitlines()]
+        return "\n".join(['if __name__ == "__main__":', *lines])
+
+    body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
+    parts = [*used, body, told.backend.strip(), run]
+    script = script_of(parts, check_of, [told.title, USAGE], imports, *told.head, *seed)
     return Short(script, script.replace(compiled, f'runpy.run_path(__file__)["run"]({told.control})'))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import collections
-import keyword
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -12,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphprobe.diagnose.program_text.constructors import constructor_text
 from graphprobe.diagnose.program_text.parts import TextProgram
 from graphprobe.diagnose.program_text.plain_values import (
     FEW,
     MOST_INLINE,
+    FreeNames,
     Unwritable,
+    constructor_text,
     contiguous_of,
     dense_text,
     drawn_text,
@@ -81,7 +80,7 @@ class ObjectTexts:
         self.encoder, self.objects, self.program = encoder, encoder.objects, program
         self.captured = capture(encoder.tensors, rng=False)
         self.made: dict[int, str] = {}
-        self.taken = {*reserved, *keyword.kwlist, *dir(builtins), "torch"}
+        self.names = FreeNames(reserved)
         self.texts_of: dict[str, Statements] = {"": Statements()}
         self.imports: dict[str, set[str]] = {"": {"import torch"}}
         self.count: collections.Counter[int] = references(encoder.objects)
@@ -107,17 +106,6 @@ class ObjectTexts:
         """Put a statement here."""
         self.texts_of[""].add(text)
 
-    def unique(self, hint: str) -> str:
-        """A name that is not taken, and is from now on."""
-        name = "".join(c if c.isalnum() or c == "_" else "_" for c in hint).strip("_")
-        name = name if name.isidentifier() else f"value_{name}".rstrip("_")
-        found, i = name, 1
-        while found in self.taken:
-            i += 1
-            found = f"{name}_{i}"
-        self.taken.add(found)
-        return found
-
     def imported(self, module: str) -> str:
         """Have a module imported; what it is called."""
         self.imports[""].add(f"import {module}")
@@ -125,7 +113,7 @@ class ObjectTexts:
 
     def imported_from(self, module: str, name: str) -> str:
         """Have one thing of a module imported; what it is called."""
-        alias = self.unique(name.partition(".")[0])
+        alias = self.names.free(name.partition(".")[0])
         self.imports[""].add(f"from {module} import {name.partition('.')[0]} as {alias}")
         return alias + name[len(name.partition(".")[0]) :]
 
@@ -154,7 +142,7 @@ class ObjectTexts:
 
     def named(self, number: int, text: str, hint: str) -> str:
         """Give an object a name here."""
-        name = self.made[number] = self.unique(hint)
+        name = self.made[number] = self.names.free(hint)
         self.statement(f"{name} = {text}")
         return name
 
@@ -250,7 +238,7 @@ class ObjectTexts:
             if len({user["dtype"] for user in users}) > 1:
                 raise Unwritable("tensors of several dtypes share memory")
             flat = self.captured.tensors[storage].view(tensor.dtype)
-            name = self._memory[storage] = self.unique("memory")
+            name = self._memory[storage] = self.names.free("memory")
             self.statement(f"{name} = {self._dense(flat, name)}")
         return self._memory[storage]
 

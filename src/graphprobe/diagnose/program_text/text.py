@@ -271,11 +271,11 @@ class _Writer(ObjectTexts):
                 self.alias[module.name] = module.name.rpartition(".")[2]
             else:
                 meaning |= means
-                self.taken |= set(means)
+                self.names.taken |= set(means)
         for name, short in self.alias.items():
             known = meaning.get(short)  # the program may call it so itself
             same = isinstance(known, dict) and self.encoder.value_at(known["ref"]) is sys.modules.get(name)
-            alias = self.alias[name] = short if same else self.unique(short)
+            alias = self.alias[name] = short if same else self.names.free(short)
             self.imports[""].add(f"import {name}" if name == alias else f"import {name} as {alias}")
 
     def prefix(self, module: _Module) -> str:
@@ -420,18 +420,23 @@ class _Writer(ObjectTexts):
         alone = len(group.members) == 1 and not group.given and first.name not in first.takes
         if alone and isinstance(first.node, ast.Lambda):
             return self.named(number, ast.unparse(first.node), first.name)
-        if alone and isinstance(first.node, Definition) and first.name not in self.taken and not self.home(module):
-            self.taken.add(first.name)
+        if (
+            alone
+            and isinstance(first.node, Definition)
+            and first.name not in self.names.taken
+            and not self.home(module)
+        ):
+            self.names.taken.add(first.name)
             text = module.source.plain_text(first.node, decorated=isinstance(first.node, ast.ClassDef))
             self.texts_of[""].add(text, definition=True)
             return first.name
-        maker = self.unique(group.maker.rpartition(".")[2])
+        maker = self.names.free(group.maker.rpartition(".")[2])
         lines = [_definition(module, member.node, member.name) for member in group.members]
         lines.append(f"return {', '.join(member.name for member in group.members)}")
         body = textwrap.indent("\n\n".join(lines), "    ")
         text = f"def {maker}({', '.join(group.given)}):\n{body}"
         self.texts_of[self.home(module)].add(text, definition=True)
-        names = [self.unique(member.name) for member in group.members]
+        names = [self.names.free(member.name) for member in group.members]
         self.made |= {member.number: name for member, name in zip(group.members, names, strict=True)}
         self.statement(f"{', '.join(names)} = {joined(f'{self.prefix(module)}{maker}(', given, ')')}")
         self.result.names += names
