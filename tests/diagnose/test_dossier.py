@@ -14,7 +14,7 @@ from reduction.reduction_cases import captured
 from conftest import Finished, module_at
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import watch
-from graphprobe.diagnose.dossier.self_check import CallOutcome, compare, compare_call, sharing
+from graphprobe.diagnose.dossier.check import Check, Look, difference, differences, size_of
 from graphprobe.diagnose.dossier.writer import TEST, run_repro, write_dossier
 from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError
@@ -112,8 +112,13 @@ def dies_uncompiled() -> Case:
     return case_of_calls((os.abort, ()), x=torch.ones(3), kind="segfault", backend="eager")
 
 
-GROWN = ["^call 0: output 0: 3 of 3", "^call 1: output 0: 5 of 5", "^call 1: input", "^FAULT: wrong_value"]
-DTYPE = r"\Acall 0: output 1: dtype torch.int64, expected torch.bfloat16$"
+GROWN = [
+    r"^call 0: result\[0\]: 3 of 3",
+    r"^call 1: result\[0\]: 5 of 5",
+    r"^call 1: args\[2\]: ",
+    "^FAULT: wrong_value",
+]
+DTYPE = r"^call 0: result\[1\]: uncompiled torch.bfloat16 \(2, 4\), compiled torch.int64 \(2, 4\)$"
 SHOWN: dict[str, tuple[Callable[[], Case], int, list[str]]] = {
     "wrong value and input, two sizes": (
         lambda: grow_case(inductor_config=RELU_BUG),
@@ -121,14 +126,18 @@ SHOWN: dict[str, tuple[Callable[[], Case], int, list[str]]] = {
         [*GROWN, "allowed 1e-05", "allowed 1e-06"],
     ),
     "no fault": (grow_case, 0, []),
-    "compiler raises": (lambda: raising("compile", "crash_compile"), 1, ["call 0: compiled raises torch._dynamo.exc"]),
-    "compiled code raises": (lambda: raising("runtime", "crash_runtime"), 1, ["compiled raises"]),
-    "missing exception": (missing_exception, 1, ["uncompiled raises RuntimeError: all elements of target"]),
+    "compiler raises": (
+        lambda: raising("compile", "crash_compile"),
+        1,
+        ["call 0: uncompiled it does not raise; compiled it raises torch._dynamo.exc"],
+    ),
+    "compiled code raises": (lambda: raising("runtime", "crash_runtime"), 1, ["compiled it raises"]),
+    "missing exception": (missing_exception, 1, ["uncompiled it raises RuntimeError: all elements of target"]),
     "killed": (killed, 1, ["the process was killed by SIG"]),
     "wrong gradient and dtype": (
         pool_case,
         1,
-        ["^call 0: gradient of input 0: ", *([DTYPE] if torch.__version__ < (2, 15) else [])],
+        [r"^call 0: args\[0\].grad: ", *([DTYPE] if torch.__version__ < (2, 15) else [])],
     ),
     "input with a gradient, changed in place": (changed_in_place, 0, []),
     "refused by Dynamo": (refused_by_dynamo, 0, ["its backend gets it directly"]),
@@ -206,50 +215,60 @@ def test_what_cannot_be_saved_is_said(run: Run, tmp_path: Path) -> None:
 
 
 def test_comparison() -> None:
+    check = Check(None, (), {})
     for want, have, allowed, expected in (
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.4]), "worst at (1,): compiled 2.5"),
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.6]), None),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.4]), "worst at (1,): uncompiled 2.0"),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.6]), ""),
         (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), None, "NaN and infinity must agree"),
         (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, -torch.inf]), None, "NaN and infinity must agree"),
-        (torch.tensor([torch.nan, torch.inf]), torch.tensor([torch.nan, torch.inf]), None, None),
-        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), torch.tensor([0.0, torch.inf]), None),
-        (torch.tensor(1.0), torch.tensor(1.0 + 2e-7), None, None),
+        (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, 3e38]), None, "NaN and infinity must agree"),
+        (torch.tensor([torch.nan, torch.inf]), torch.tensor([torch.nan, torch.inf]), None, ""),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0]), torch.tensor([0.0, torch.inf]), ""),
+        (torch.tensor(1.0), torch.tensor(1.0 + 2e-7), None, ""),
         (torch.tensor(1e-5), torch.tensor(-1e-5), None, "1 of 1"),
-        (torch.tensor([1 + 1j]), torch.tensor([1 + 2j]), torch.tensor([0.5]), "worst at (0, 1)"),
-        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "first at (1,): compiled 3, expected 2"),
-        (torch.zeros(2, 0), torch.zeros(2, 0), None, None),
-        (torch.zeros(2), torch.zeros(2, 1), None, "shape"),
-        (torch.zeros(2), torch.zeros(2).half(), None, "dtype"),
-        (None, torch.zeros(2), None, None),
-        (None, torch.ones(2), None, "expected None"),
-        (torch.ones(2), None, None, "None, expected"),
-        (3, 4, None, "4, expected 3"),
-        (3, True, None, "True, expected 3"),
+        (torch.tensor([1 + 1j]), torch.tensor([1 + 2j]), torch.tensor([0.5]), "worst at (0,): uncompiled (1+1j)"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), None, "worst at (1,): uncompiled 2, compiled 3"),
+        (torch.zeros(2, 0), torch.zeros(2, 0), None, ""),
     ):
-        text = compare(want, have, allowed)
-        assert text is None if expected is None else text is not None and expected in text
-    want, have = CallOutcome(), CallOutcome()
-    want.leaves = have.leaves = [("output 0", torch.ones(2, 3))]
-    want.strides, have.strides = {"output 0": (3, 1)}, {"output 0": (1, 2)}
-    x = torch.ones(3)
-    have.sharing = sharing([("output 0", x[1:]), ("output 1", x.clone()), ("input 0", x)])
-    assert have.sharing == ["input 0 shares the memory of output 0"]
-    assert compare_call(want, have, None, "wrong_value") == []
-    assert compare_call(want, have, None, "wrong_stride") == ["output 0: stride (1, 2), expected (3, 1)"]
-    assert compare_call(want, have, None, "aliasing") == [f"{have.sharing[0]}, only when compiled"]
+        limit = (lambda v: 16 * torch.finfo(v.dtype).eps * size_of(v)) if allowed is None else lambda _, a=allowed: a
+        text = difference(want, have, limit)
+        assert expected in text and bool(text) == bool(expected)
+    leaf = torch.ones(2, requires_grad=True)
+    for want, have, expected in (
+        (torch.zeros(2), torch.zeros(2, 1), "uncompiled torch.float32 (2,), compiled torch.float32 (2, 1)"),
+        (torch.zeros(2), torch.zeros(2).half(), "uncompiled torch.float32 (2,), compiled torch.float16 (2,)"),
+        (None, torch.ones(2), "uncompiled None, compiled torch.float32 (2,)"),
+        (torch.ones(2), None, "uncompiled torch.float32 (2,), compiled None"),
+        (3, 4, "uncompiled 3, compiled 4"),
+        (3, True, "uncompiled 3, compiled True"),
+        (torch.arange(6).reshape(2, 3), torch.arange(6).reshape(3, 2).t(), "strides of tensor 0 of the result"),
+        ((leaf, leaf.clone()), (leaf, leaf), "memory of tensor 1 of the result: uncompiled its own, compiled tensor 0"),
+    ):
+        looks = [Look(()), Look(())]
+        for look, value in zip(looks, (want, have), strict=True):
+            look.result(value)
+        found = list(differences(looks[0].found, looks[1].found, lambda path, value: check.limit(0, path, value)))
+        assert any(expected in line for line in found), found
+    for gradient, expected in ((torch.zeros(2), []), (torch.ones(2), ["x.grad: uncompiled nothing, compiled torch."])):
+        looks = [Look(()), Look(())]
+        for look, grad in zip(looks, (None, gradient), strict=True):
+            leaf.grad = grad
+            look.at(leaf, "x")
+        found = list(differences(looks[0].found, looks[1].found, lambda path, value: check.limit(0, path, value)))
+        assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
 def test_judgement() -> None:
     for kind, events, code, expected in (
-        ("hang", [{"eager": True}, {"phase": "call 0"}], None, 1),
-        ("wrong_value", [{"eager": True}, {"phase": "call 0"}], None, 125),
-        ("wrong_value", [{"eager": True}, {"difference": "x"}], None, 1),
+        ("hang", [{"uncompiled": True}, {"phase": "call 0"}], None, 1),
+        ("wrong_value", [{"uncompiled": True}, {"phase": "call 0"}], None, 125),
+        ("wrong_value", [{"uncompiled": True}, {"difference": "x"}], None, 1),
         ("hang", [], None, 125),
         ("segfault", [], -11, 125),
-        ("segfault", [{"eager": True}], -11, 1),
-        ("wrong_value", [{"eager": True}], 3, 1),
-        ("wrong_value", [{"eager": True}, {"done": True}], -6, 1),
-        ("wrong_value", [{"eager": True}, {"undecided": "why"}], 0, 125),
-        ("wrong_value", [{"eager": True}, {"done": True}], 0, 0),
+        ("segfault", [{"uncompiled": True}], -11, 1),
+        ("wrong_value", [{"uncompiled": True}], 3, 1),
+        ("wrong_value", [{"uncompiled": True}, {"compiled": True}], -6, 1),
+        ("wrong_value", [{"uncompiled": True}, {"undecided": "why"}], 0, 125),
+        ("wrong_value", [{"uncompiled": True}, {"compiled": True}], 0, 0),
     ):
-        assert watch.judge({"kind": kind, "calls": 1}, events, code, 1.0)[0] == expected
+        assert watch.judge(kind, 1, events, code, 1.0)[0] == expected

@@ -22,6 +22,7 @@ from graphprobe.diagnose.program import Program
 from graphprobe.engine.values import capture, same_bits
 from graphprobe.findings import Finding, Kind
 from graphprobe.probe.formats.literals import Unreproducible
+from graphprobe.program_text.plain_values import constructor_text
 
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
@@ -301,11 +302,33 @@ def test_a_gradient_that_does_not_come(brief: bool) -> None:
     exec(f"import sys, torch\n{text}", {})
 
 
-ONES = ((torch.ones(3),), {})
+def left_out(x: torch.Tensor) -> Any:
+    hidden = x.sin()
+    loss = hidden.sum()
+    torch._dynamo.graph_break()
+    hidden.retain_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return hidden.grad
+
+
+def numbers() -> Any:
+    yield 1.0
+
+
+def generated(x: torch.Tensor) -> Any:
+    return x + 1, numbers()
+
+
+ONES: Any = ((torch.ones(3),), {})
+LEAF: Any = ((torch.ones(3, requires_grad=True),), {})
+LOST = "expected [1]\nactual   []"
+GENERATOR = "expected [<generator object numbers>]\nactual   [<tuple_iterator object>]"
 WHOLE: dict[str, tuple[Any, Kind, str, list[Any], str]] = {
-    "loses a side effect": (program_of([]), "side_effect", "program.log", [(ONES[0], {"scale": 3.0})], "expected [1]"),
-    "has a name that scripts use": (f, "side_effect", "counted", [ONES], "expected [1]"),
+    "loses a side effect": (program_of([]), "side_effect", "program.log", [(ONES[0], {"scale": 3.0})], LOST),
+    "has a name that scripts use": (f, "side_effect", "counted", [ONES], LOST),
     "loses nothing": (relu_twice, "wrong_value", "outputs[0]", [ONES, ((torch.ones(4),), {})], ""),
+    "leaves out the gradient of what is between": (left_out, "wrong_value", "outputs[0]", [LEAF], "actual None"),
+    "returns another object": (generated, "wrong_value", "outputs[1]", [ONES], GENERATOR),
 }
 
 
@@ -313,14 +336,51 @@ WHOLE: dict[str, tuple[Any, Kind, str, list[Any], str]] = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_program_that(name: str) -> None:
     fn, kind, where, calls, told = WHOLE[name]
-    options = {"backend": "'eager'"}
-    (found,) = short_program(
-        ShortProgram(Program(fn, calls), options, "", [], where, kind, "it differs", "disable=True", False, None)
+    options, single = {"backend": "'aot_eager'"}, where == "outputs[1]"
+    program = Program(fn, calls, grad=True if single else None)
+    found = list(short_program(ShortProgram(program, options, "", [], where, kind, "it", "disable=True", single, None)))
+    assert all(short.text.count("\n") <= MOST_LINES for short in found)
+    shown = first_shown(found)
+    assert told in shown.output if shown is not None else told == ""
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "Linear(3, 4, bias=False)": lambda: nn.Linear(3, 4, bias=False),
+    "Sequential(Conv1d(1, 2, (3,), stride=(1,), padding=(1,), dilation=(1,)), BatchNorm1d(2), ReLU()).eval()": lambda: (
+        nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.ReLU()).eval()
+    ),
+    "TransformerEncoder(TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True), 2)": lambda: (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    ),
+    "MultiheadAttention(8, 2, bias=False, kdim=8, vdim=8)": lambda: nn.MultiheadAttention(8, 2, bias=False),
+    "Embedding(5, 3, padding_idx=1)": lambda: nn.Embedding(5, 3, padding_idx=1),
+    "none": lambda: nn.Linear(3, 4).requires_grad_(False),
+    "none of another dtype": lambda: nn.Linear(3, 4).half(),
+    "none of the program's": Held,
+}
+
+
+@pytest.mark.parametrize("text", MODULES)
+def test_a_module_of_torch_by_the_call_that_makes_it(text: str) -> None:
+    module = MODULES[text]()
+    found = constructor_text(module, lambda kind: kind.__name__)
+    assert found == (None if text.startswith("none") else text)
+    made = eval(found, vars(nn).copy()) if found else module
+    assert repr(made) == repr(module) and made.training == module.training
+
+
+def test_a_large_module_is_made_anew() -> None:
+    encoder = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.1)).eval()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return encoder(x) * encoder[0].in_features
+
+    told = ShortProgram(
+        Program(program, [((torch.ones(2, 8),), {})]), {}, "", [], "outputs[0]", "wrong_value", "it", "", False, None
     )
-    assert found.text.count("\n") <= MOST_LINES
-    shown = first_shown([found])
-    assert ("" if shown is None else shown.output.partition("\n")[0]) == told
-    assert shown is None or "\nactual   []" in shown.output
+    (only,) = short_program(told)
+    assert "torch.manual_seed(0)\n" in only.text and not only.tensors
+    assert "torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(p=0.1)).eval()" in only.text
 
 
 @pytest.mark.parametrize(("value", "bound"), [([1.0, torch.inf], 1.05e-6), ([torch.nan, torch.inf], 0.0)])

@@ -19,13 +19,17 @@ from graphprobe.program_text.encoding import Encoded, Encoder
 from graphprobe.program_text.libraries import vars_of
 from graphprobe.program_text.loading import instance
 from graphprobe.program_text.plain_values import (
+    FEW,
     MOST_INLINE,
+    FreeNames,
     Unwritable,
+    constructor_text,
+    contiguous_of,
     dense_text,
+    drawn_text,
     joined,
     list_text,
     number_text,
-    strides_of,
 )
 from graphprobe.program_text.program import TextProgram
 
@@ -75,8 +79,15 @@ class ObjectTexts:
     """
 
     def __init__(
-        self, encoder: Encoder, program: TextProgram, reserved: Collection[str], filled: Collection[int] = ()
+        self,
+        encoder: Encoder,
+        program: TextProgram,
+        reserved: Collection[str],
+        filled: Collection[int] = (),
+        *,
+        draws: bool = False,
     ) -> None:
+        self.draws, self.drawn = draws, False
         self.encoder, self.objects, self.program, self.filled = encoder, encoder.objects, program, filled
         self.flat: list[torch.Tensor] = []
 
@@ -87,7 +98,7 @@ class ObjectTexts:
         self.captured = capture(encoder.tensors, rng=False, put=keep)
         self.later: list[Callable[[], None]] = []
         self.made: dict[int, str] = {}
-        self.taken = {*reserved, *keyword.kwlist, *dir(builtins), "torch"}
+        self.names = FreeNames(reserved)
         self.texts_of: dict[str, Statements] = {"": Statements()}
         self.imports: dict[str, set[str]] = {"": {"import torch"}}
         self.count: collections.Counter[int] = references(encoder.objects)
@@ -113,17 +124,6 @@ class ObjectTexts:
         """Put a statement here."""
         self.texts_of[""].add(text)
 
-    def unique(self, hint: str) -> str:
-        """A name that is not taken, and is from now on."""
-        name = "".join(c if c.isalnum() or c == "_" else "_" for c in hint).strip("_")
-        name = name if name.isidentifier() else f"value_{name}".rstrip("_")
-        found, i = name, 1
-        while found in self.taken:
-            i += 1
-            found = f"{name}_{i}"
-        self.taken.add(found)
-        return found
-
     def imported(self, module: str) -> str:
         """Have a module imported; what it is called."""
         self.imports[""].add(f"import {module}")
@@ -131,7 +131,7 @@ class ObjectTexts:
 
     def imported_from(self, module: str, name: str) -> str:
         """Have one thing of a module imported; what it is called."""
-        alias = self.unique(name.partition(".")[0])
+        alias = self.names.free(name.partition(".")[0])
         self.imports[""].add(f"from {module} import {name.partition('.')[0]} as {alias}")
         return alias + name[len(name.partition(".")[0]) :]
 
@@ -187,7 +187,7 @@ class ObjectTexts:
 
     def named(self, number: int, text: str, hint: str) -> str:
         """Give an object a name here."""
-        name = self.made[number] = self.unique(hint)
+        name = self.made[number] = self.names.free(hint)
         self.statement(f"{name} = {text}")
         return name
 
@@ -254,10 +254,9 @@ class ObjectTexts:
             shared = bool(base.requires_grad)
         elif self._sharing[known["storage"]] > 1 or several:
             text = self._of_memory(known, size)
-        elif tensor.numel() and tensor.stride() != strides_of(tensor) and not tensor.is_contiguous():
-            text = f"torch.empty_strided({size}, dtype={tensor.dtype}).copy_({self._dense(plain, hint)})"
         else:
-            text = self._dense(plain, hint)
+            base, shaped = contiguous_of(plain.detach())
+            text = self._dense(base, hint) + shaped
         text = f"torch.ops.aten._neg_view({text})" if known["neg"] else text
         text += ".conj()" if known["conj"] else ""
         if tensor.device.type != "cpu":
@@ -276,7 +275,11 @@ class ObjectTexts:
     def _dense(self, tensor: torch.Tensor, hint: str) -> str:
         if tensor.numel() == 1:  # it counts as contiguous with any stride
             tensor = tensor.clone(memory_format=torch.contiguous_format)
-        return dense_text(tensor) or self._from_file(tensor.detach().cpu().contiguous(), hint)
+        text = dense_text(tensor, most=FEW if self.draws else MOST_INLINE, wide=self.draws)
+        if text is None and self.draws:
+            self.drawn = True
+            return drawn_text(tensor.detach().cpu().contiguous())
+        return text or self._from_file(tensor.detach().cpu().contiguous(), hint)
 
     def _from_file(self, tensor: torch.Tensor, hint: str) -> str:
         name, i = hint, 1
@@ -294,7 +297,7 @@ class ObjectTexts:
         users = {v["dtype"] for v in self.captured.doc["values"] if v.get("storage") == storage}
         whole = len(users) == 1
         if storage not in self._memory:
-            name = self._memory[storage] = self.unique("memory")
+            name = self._memory[storage] = self.names.free("memory")
             place = "" if entry["device"] == "cpu" else f".to({entry['device']!r})"
             text = self._dense(flat.view(dtype), name) if whole else self._from_file(flat, name)
             self.statement(f"{name} = {text}{place}")
@@ -323,8 +326,7 @@ class ObjectTexts:
         if module == "builtins":
             return str(name)
         value = self.encoder.value_at(number)
-        if module.startswith("torch"):
-            module = next((short for short in PLACES if getattr(sys.modules[short], name, None) is value), module)
+        module = _place_of(value, module, name)
         if not reached(module):  # torch.optim.adam is a module that torch.optim has no name for
             return self.imported_from(module, name)
         return f"{self.imported(module)}.{name}"
@@ -361,7 +363,8 @@ class ObjectTexts:
         if number in self.filled:
             return self._filled(record, number, kind, hint)
         if issubclass(type(live), torch.nn.Module):
-            return self._module_instance(kind, state, live, hint)
+            made = self._constructed(number) if self.draws else None
+            return made or self._module_instance(kind, state, live, hint)
         if base == "object" and not self.program.told_alone:
             return joined(f"{INSTANCE}(", [kind, *self._arguments(state, hint)], ")")
         text = self._new(record, kind, live, hint)
@@ -442,6 +445,23 @@ class ObjectTexts:
                 del attributes[name]
         return joined(f"{INSTANCE}(", [*parts, *self._arguments(attributes, hint)], ")")
 
+    def _constructed(self, number: int) -> str | None:
+        """A module of torch by a call, with new parameters; None where others hold parts of it, or none is found."""
+        inner, left = collections.Counter[int](), [number]
+        while left:
+            found = {n: count for n, count in references(self.objects[left.pop()]).items() if n != number}
+            left += [n for n in found if n not in inner]
+            inner.update(found)
+        parts = [n for n in inner if self.objects[n].get("kind") in ("tensor", "instance")]
+        if any(inner[n] != self.count[n] for n in parts):
+            return None
+        text = constructor_text(self.encoder.value_at(number), self._named_class)
+        self.drawn = self.drawn or text is not None
+        return text
+
+    def _named_class(self, kind: type) -> str:
+        return f"{self.imported(_place_of(kind, kind.__module__, kind.__name__))}.{kind.__name__}"
+
     def _placeholder(self, record: Any, number: int, hint: str) -> str:
         if not self.program.in_place:
             raise Unwritable(f"{hint}: {record['reason']}")
@@ -463,6 +483,12 @@ class ObjectTexts:
             for name, value in more.items():
                 self.statement(f"{text}.{name} = {self.text(value, name)}")
         return text
+
+
+def _place_of(value: Any, module: str, name: str) -> str:
+    """The module that people take something of torch from."""
+    short = (short for short in PLACES if getattr(sys.modules[short], name, None) is value)
+    return next(short, module) if module.startswith("torch") else module
 
 
 def reached(module: str) -> bool:

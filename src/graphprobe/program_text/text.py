@@ -175,6 +175,7 @@ class ProgramText:
     stored: dict[str, torch.Tensor] = field(default_factory=dict)  # what `STORED` fetches, as flat bytes
     folders: dict[str, str] = field(default_factory=dict)
     lost: list[dict[str, str]] = field(default_factory=list)  # what is a placeholder: `path`, `type`, `reason`
+    drawn: bool = False  # whether values are random
 
 
 def program_text(
@@ -182,12 +183,14 @@ def program_text(
     *,
     reserved: Mapping[str, Any],
     program: Callable[[Encoder], TextProgram] = TextProgram,
+    draws: bool = False,
 ) -> ProgramText:
     """The program that values lead to.
 
     Args:
         reserved: names that the file defines for itself, with their values; a program may have the same ones.
         program: finds what it consists of.
+        draws: tensors of more than a few values are drawn anew, and modules of torch made by their classes.
 
     Raises:
         Unwritable: something of it cannot be told as text.
@@ -203,7 +206,7 @@ def program_text(
             while True:
                 encoder.placeholders[:] = lost
                 try:
-                    return _Writer(encoder, encoder.program, encoded, reserved, filled).write()
+                    return _Writer(encoder, encoder.program, encoded, reserved, filled, draws=draws).write()
                 except LeadsBack as found:
                     filled.add(found.args[0])
     except NotRecordable as error:
@@ -232,8 +235,10 @@ class _Writer(ObjectTexts):
         roots: Mapping[str, Encoded],
         reserved: Mapping[str, Any],
         filled: Collection[int],
+        *,
+        draws: bool,
     ) -> None:
-        super().__init__(encoder, program, reserved, filled)
+        super().__init__(encoder, program, reserved, filled, draws=draws)
         self.own, self.roots, self.reserved = program.modules, roots, reserved
         self.count += references([[module.values for module in self.own], dict(roots)])
         self.count_in_shared()
@@ -267,7 +272,7 @@ class _Writer(ObjectTexts):
             self.result.files[name.replace(".", "/") + ".py"] = "\n\n".join(filter(None, parts)) + "\n"
             self.result.modules.append(name)
             self.result.names.append(alias)
-        self.result.stored, self.result.folders = self.stored, self.program.folders
+        self.result.stored, self.result.folders, self.result.drawn = self.stored, self.program.folders, self.drawn
         return self.result
 
     def _with_headers(self) -> str:
@@ -314,13 +319,13 @@ class _Writer(ObjectTexts):
                 self.alias[module.name] = module.name.rpartition(".")[2]
             else:
                 meaning |= means
-                self.taken |= set(means)
+                self.names.taken |= set(means)
         self.headers = {name: _header(self.program.module_named(name)) for name in self.alias}
         self.headers[""] = f"# ---- {VALUES}:"
         for name, short in self.alias.items():
             known = meaning.get(short)  # the program may call it so itself
             same = isinstance(known, dict) and self.encoder.value_at(known["ref"]) is sys.modules.get(name)
-            alias = self.alias[name] = short if same else self.unique(short)
+            alias = self.alias[name] = short if same else self.names.free(short)
             self.imports[""].add(f"import {name}" if name == alias else f"import {name} as {alias}")
 
     def prefix(self, module: _Module) -> str:
@@ -485,25 +490,25 @@ class _Writer(ObjectTexts):
         if alone and isinstance(first.node, ast.Lambda):
             return self._lambda(module, first.node, number, first.name)
         here = self.program.in_place or not self.home(module)
-        if alone and isinstance(first.node, Definition) and first.name not in self.taken and here:
-            self.taken.add(first.name)
+        if alone and isinstance(first.node, Definition) and first.name not in self.names.taken and here:
+            self.names.taken.add(first.name)
             text = self._definition(module, first.node, first.name, "")
             self.put("", self._within(module, text), definition=True)
             return first.name
-        maker = self.unique(group.maker.rpartition(".")[2])
+        maker = self.names.free(group.maker.rpartition(".")[2])
         lines = [self._definition(module, member.node, member.name, INDENT) for member in group.members]
         lines.append(f"{INDENT}return {', '.join(member.name for member in group.members)}")
         text = f"def {maker}({', '.join(group.given)}):\n" + "\n\n".join(lines)
         prefix = "" if self.program.in_place else self.prefix(module)
         self.put("" if self.program.in_place else self.home(module), self._within(module, text), definition=True)
-        names = [self.unique(member.name) for member in group.members]
+        names = [self.names.free(member.name) for member in group.members]
         self.made |= {member.number: name for member, name in zip(group.members, names, strict=True)}
         self.statement(f"{', '.join(names)} = {joined(f'{prefix}{maker}(', given, ')')}")
         self.result.names += names
         return self.made[number]
 
     def _lambda(self, module: _Module, node: ast.Lambda, number: int, hint: str) -> str:
-        name = self.made[number] = self.unique(hint)
+        name = self.made[number] = self.names.free(hint)
         self.put("", self._within(module, self._definition(module, node, name, "")))
         return name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib.util
 import inspect
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from graphprobe.diagnose.dossier.case_check import made_of
 from graphprobe.engine.naming import is_library, short_place
 from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered, unwrapped
 from graphprobe.internals.operators.operators import operator_of
@@ -52,13 +52,7 @@ class OwnBackend:
 
     def make(self, *, file: str = __file__) -> Any:
         """It, anew from its text; `file`: what the text takes for its own file."""
-        defined: dict[str, Any] = {"__name__": "__main__", "__file__": file}
-        exec(compile(self.text, f"<{self.shown or self.name}>", "exec"), defined)
-        made = eval(self.name, defined)
-        if not isinstance(made, FunctionType | type):  # so that torch's messages call it so
-            with contextlib.suppress(AttributeError, TypeError):
-                made.__name__ = self.name
-        return made
+        return made_of(self.text, self.name, self.shown, file)
 
     def value(self) -> Any:
         """It, as the program has it, or else anew."""

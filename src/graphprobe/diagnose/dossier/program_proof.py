@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier import program_check
+from graphprobe.diagnose.dossier import check, watch
 from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend, why_no_text
 from graphprobe.engine import replay
 from graphprobe.engine.values import safetensors_bytes
@@ -42,7 +42,11 @@ _USAGE = """# Run it with `python repro.py`; it needs torch, what is imported be
 # It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell."""
 _RULE = "# " + "-" * 100
 _BELOW = "# What follows runs the program above uncompiled and compiled, and compares; it is the same in every repro."
-_RESERVED = {**vars(program_check), **dict.fromkeys(("CHECK", STORED, INSTANCE, "importlib", "user_file"))}
+_END = """if __name__ == "__main__":
+    if "--child" in sys.argv:
+        os._exit(child(lambda: Check(**CHECK)))
+    sys.exit(watch({kind!r}, len(CHECK["calls"]), __file__))"""
+_RESERVED = {**vars(watch), **vars(check), **dict.fromkeys(("CHECK", STORED, INSTANCE, "user_file"))}
 """Names of the file's own, with what they mean where a program may mean the same by them."""
 
 
@@ -92,10 +96,10 @@ def write_program_proof(
         text, notes = _text_of(roots)
     except Unwritable as error:
         return [str(error)]
-    more = {"grad": grad, "tolerance": tolerance, "hang": kind == "hang" or None}
-    check = joined("CHECK = dict(", _check_arguments(text, given, more, between=between is not None), ")")
+    more = {"grad": grad, "tolerance": tolerance}
+    arguments = joined("CHECK = dict(", _check_arguments(text, given, more, between=between is not None), ")")
     body = [*state_lines(grad), *setting_lines(settings or {})], text.text, own_text
-    script = _script([what, *notes], text, ["\n".join(body[0]), *body[1:]], check)
+    script = _script([what, *notes], text, ["\n".join(body[0]), *body[1:]], arguments, kind)
     files = {"repro.py": script.encode(), **{name: part.encode() for name, part in text.files.items()}}
     if text.stored:
         files[TENSORS] = safetensors_bytes(text.stored, {"format": "pt"})
@@ -129,8 +133,8 @@ class _Name(str):
     __repr__ = str.__str__
 
 
-def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], check: str) -> str:
-    used = "\n".join([*body, check])
+def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], arguments: str, kind: str) -> str:
+    used = "\n".join([*body, arguments])
     imports = set(text.imports)
     helpers = []
     if f"{INSTANCE}(" in used:
@@ -151,9 +155,10 @@ def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], check: 
         + "\n".join(ordered),
         *helpers,
         *filter(None, body),
-        check,
-        f"{_RULE}\n{_BELOW}\n\n{replay.embedded(file=program_check.__file__, mark='check')}",
-        'if __name__ == "__main__":\n    sys.exit(main(Check(**CHECK)))',
+        arguments,
+        f"{_RULE}\n{_BELOW}\n\n{replay.embedded(file=watch.__file__, mark='watch')}",
+        replay.embedded(file=check.__file__, mark="check"),
+        _END.format(kind=kind),
     ]
     return "\n\n\n".join(part.strip() for part in parts) + "\n"
 

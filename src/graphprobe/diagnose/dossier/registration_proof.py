@@ -12,7 +12,7 @@ import torch
 
 from graphprobe.diagnose.dossier.plain_inputs import PlainInputs
 from graphprobe.diagnose.dossier.short import Short
-from graphprobe.diagnose.dossier.short_check import USAGE, condensed, head_of
+from graphprobe.diagnose.dossier.short_check import USAGE, script_of
 from graphprobe.diagnose.dossier.writer import first_shown, write_proof
 from graphprobe.diagnose.prove import free_folder
 from graphprobe.engine.values import capture
@@ -92,5 +92,5 @@ def _script(
     ]
     body = "\n".join(['if __name__ == "__main__":', *(f"    {line}" for line in lines)])
     title = finding.reason.partition(". ")[0]
-    text = condensed("\n\n".join([head_of([title, USAGE], imports, definition, definition), definition, body]) + "\n")
+    text = script_of([definition], lambda _: body, [title, USAGE], imports)
     return Short(text, text.replace(TESTS, "()"))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier import self_check, watch
+from graphprobe.diagnose.dossier import case_check, check, watch
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.engine import replay
 from graphprobe.engine.values import one_file_bytes
@@ -31,14 +31,14 @@ _RULE = "# " + "-" * 100
 _PARENT = """
 if __name__ == "__main__" and "--child" not in sys.argv:
     try:
-        sys.exit(watch(SETTINGS, __file__))
+        sys.exit(watch(SETTINGS["kind"], SETTINGS["calls"], __file__))
     except (OSError, ValueError) as error:
         sys.stdout.write(f"CANNOT DECIDE: {type(error).__name__}: {error}\\n")
         sys.exit(125)
 """
 _CHILD = """
 if __name__ == "__main__":
-    sys.exit(check_in_child(build, SETTINGS, PROBLEMS, __file__))
+    sys.exit(child(lambda: CaseCheck(build, SETTINGS, PROBLEMS, Path(__file__).resolve().parent)))
 """
 
 
@@ -72,7 +72,8 @@ def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
         replay.embedded(file=watch.__file__, mark="watch") + "\n\n" + _PARENT,
         "".join(f"import {module}\n" for module in imports),
         replay.embedded(),
-        replay.embedded(file=self_check.__file__, mark="check"),
+        replay.embedded(file=check.__file__, mark="check"),
+        replay.embedded(file=case_check.__file__, mark="case"),
         HELPERS,
         *([BUILD_MODULE] if any(" module(" in text for text in graph.functions) else []),
         _CHILD,

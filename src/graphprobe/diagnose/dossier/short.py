@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import itertools
-import keyword
 import logging
 import operator
 import re
@@ -19,21 +17,19 @@ from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, reference_of
-from graphprobe.diagnose.dossier.plain_inputs import FILE, MOST_INLINE, Form, PlainInputs, values_of
+from graphprobe.diagnose.dossier.plain_inputs import FILE, Form, PlainInputs, values_of
 from graphprobe.diagnose.dossier.program_proof import assignments, own_lines
 from graphprobe.diagnose.dossier.repro import is_aten, repeats_for
 from graphprobe.diagnose.dossier.short_check import (
     FACTS,
-    MOST_LINES,
     RAMP,
     USAGE,
     check_text,
     compares_values,
-    condensed,
     facts_text,
-    head_of,
     limit_of,
     repeated,
+    script_of,
 )
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.reference import is_noisy
@@ -41,6 +37,7 @@ from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.findings import STAGES, Finding
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.probe.formats.literals import PUBLIC, Literals, Unreproducible
+from graphprobe.program_text.plain_values import MOST_INLINE, FreeNames
 
 log = logging.getLogger(__name__)
 
@@ -176,13 +173,6 @@ class _Script:
         """The whole text."""
         run = self._run()
         bounds = self._bounds() if compares_values(self.kind) else []
-        text = self._text(run, self._check(bounds, brief=False))
-        if text.count("\n") > MOST_LINES:
-            text = condensed(self._text(run, self._check(bounds, brief=True)))
-        control = text.replace(self._compiled(), self._call_of(control_of(self.finding)))
-        return Short(text, control, self.inputs.tensors)
-
-    def _text(self, run: str, check: str) -> str:
         modules = [f"import {name}" for name in self.plain.imports]
         modules += [f"import torch._{name}.config" for name, changes in self.case.configs.items() if changes]
         notes, lines = [self.title, USAGE, *self.case.unsaved_settings], self._setting_lines()
@@ -190,9 +180,9 @@ class _Script:
             modules += ["from pathlib import Path", "from safetensors.torch import load_file"]
             notes.append(f"The fault needs the recorded values: they are in {FILE}, beside this file.")
             lines.append(f'saved = load_file(Path(__file__).with_name("{FILE}"))')
-        own = self._own()
-        parts = [head_of(notes, modules, "".join(own), check, *lines), *own, *self.plain.functions, run, check]
-        return "\n\n".join(parts) + "\n"
+        parts = [*self._own(), *self.plain.functions, run]
+        text = script_of(parts, lambda brief: self._check(bounds, brief=brief), notes, modules, *lines)
+        return Short(text, text.replace(self._compiled(), self._call_of(control_of(self.finding))), self.inputs.tensors)
 
     def _own(self) -> list[str]:
         """Text that defines the program's own backend and hooks, and puts the hooks where they belong."""
@@ -372,7 +362,7 @@ class PlainFunction:
         self.literals = Spelled()
         self.functions: list[str] = []
         self.constants: dict[str, torch.Tensor] = {}
-        self._taken = {FUNCTION, *RESERVED}
+        self._names = FreeNames([FUNCTION, *RESERVED])
         self.arguments = self._define(gm, FUNCTION)
 
     @property
@@ -472,10 +462,4 @@ class PlainFunction:
         return name
 
     def _name(self, wanted: str) -> str:
-        short = _WRAPPING.sub("", re.sub(r"\W", "_", wanted))
-        short = _WRAPPING.sub("", short) or "x"
-        name = short if short.isidentifier() else f"v_{short}"
-        while name in self._taken or keyword.iskeyword(name) or hasattr(builtins, name):
-            name += "_"
-        self._taken.add(name)
-        return name
+        return self._names.free(_WRAPPING.sub("", _WRAPPING.sub("", re.sub(r"\W", "_", wanted))) or "x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graphprobe.program_text.text import FUTURE
 
@@ -46,9 +46,11 @@ for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{missing}
         sys.exit(f"value {{i}} at {{bad.nonzero()[0].tolist()}}: expected {{want[bad][0]}}, actual {{have[bad][0]}}")"""
 
 _MISSING = """
-    if (want is None) != (have is None):
-        sys.exit(f"value {i}: expected {want}, actual {have}")"""
-"""Between two gradients, where the program gives one and not the other."""
+    if want is None or have is None:
+        if want is not have:
+            sys.exit(f"value {i}: expected {want}, actual {have}")
+        continue"""
+"""Between two values, of which either can be None."""
 
 _ONCE = """\
         faulthandler.dump_traceback_later({limit}, exit=True)  # seconds, after which it tells where it hangs
@@ -60,8 +62,8 @@ _OFTEN = """\
         for _ in range(20):  # memory that is overwritten does not always end the process at once
             run()"""
 
-MOST_LINES = 40
-"""Of a script; a longer one compares in fewer lines."""
+MOST_LINES, FULL_LINES = 40, 60
+"""Of a script: a longer one compares in fewer lines; one longer than the second has no empty lines in any case."""
 
 _EQUAL = """\
 expected, actual = {eager}, {compiled}
@@ -109,6 +111,7 @@ def check_text(
     rtol: float = 0.0,
     limit_s: int = 0,
     text: bool = False,
+    optional: bool = False,
     brief: bool = False,
 ) -> str:
     """Statements that end the script.
@@ -120,6 +123,7 @@ def check_text(
             `torch.testing.assert_close` has it.
         limit_s: after which something hangs.
         text: what is compared is no tensors.
+        optional: what is compared can be None.
         brief: in fewer lines, which say less.
     """
     names = {"eager": eager, "compiled": compiled}
@@ -133,7 +137,7 @@ def check_text(
         return _RAISED.format(unexpected="", wrong="", **names)
     if kind in FACTS or text:
         return _EQUAL.format(**names)
-    values, names["missing"] = _BRIEF if brief else _VALUES, _MISSING if kind == "wrong_gradient" else ""
+    values, names["missing"] = _BRIEF if brief else _VALUES, _MISSING if optional or kind == "wrong_gradient" else ""
     if not bounds:
         return values.format(more="", bounds="", bound="", **names)
     if len(set(bounds)) == 1:
@@ -154,10 +158,30 @@ def repeated(text: str, times: int) -> str:
     return f"for _ in range({times}):  # it does not always show\n{body}{agreed}{end}"
 
 
+def script_of(
+    parts: Sequence[str], check_of: Callable[[bool], str], notes: Sequence[str], modules: Sequence[str], *lines: str
+) -> str:
+    """A whole script: its head, what it consists of, and the check, in fewer lines where it is long.
+
+    Args:
+        parts: the program, and the function that runs it; annotations in them stay as they are.
+        check_of: the text of the check, in fewer lines if it is given True.
+        notes, modules, lines: of the head.
+    """
+    script = ""
+    for check in map(check_of, (False, True)):
+        head = head_of(notes, modules, "\n".join(parts), check, *lines)
+        script = "\n\n".join(part for part in (head, *parts, check) if part) + "\n"
+        if script.count("\n") <= MOST_LINES:
+            break
+    return condensed(script)
+
+
 def condensed(script: str) -> str:
-    """A script that is too long without its empty lines, if that makes it short enough."""
+    """A script that is too long without its empty lines, if that makes it short enough, or it is very long."""
     dense = re.sub(r"\n{2,}", "\n", script)
-    return dense if script.count("\n") > MOST_LINES >= dense.count("\n") else script
+    lines = script.count("\n")
+    return dense if lines > FULL_LINES or lines > MOST_LINES >= dense.count("\n") else script
 
 
 def head_of(notes: Sequence[str], modules: Sequence[str], defined: str, check: str, *lines: str) -> str:

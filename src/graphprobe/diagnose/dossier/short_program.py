@@ -10,34 +10,35 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
-from graphprobe.diagnose.dossier.plain_inputs import MOST_INLINE, PlainInputs
+from graphprobe.diagnose.dossier.plain_inputs import PlainInputs
 from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.dossier.short_check import (
     ENDING,
     FACTS,
     HANG_S,
-    MOST_LINES,
     RAISING,
     RAMP,
     USAGE,
     check_text,
-    condensed,
     facts_text,
-    head_of,
+    script_of,
 )
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.values import why_not
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
-from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.plain_values import MOST_INLINE, Unwritable
 from graphprobe.program_text.text import program_text
 
 log = logging.getLogger(__name__)
 
 RESERVED = dict.fromkeys(("run", "fn", "result", "expected", "actual", "raised", "status", "options", "sys", "os"))
+Made = Literal["new", "drawn", "exact"]
+"""`new`: the module is made by its class. `drawn`: so are modules of torch, and tensors of more than a few values are
+drawn anew. `exact`: all is as it is."""
 RTOL = 1e-4
 """Of values of a program, whose noise was measured where it is wrong only."""
 _ARGUMENT = re.compile(r"argument (\w+)")
@@ -63,14 +64,17 @@ def short_program(told: ShortProgram) -> Iterator[Short]:
     """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text."""
     is_value = told.single and told.kind == "wrong_value" and told.where.startswith("outputs")
     plain = (False, True) if is_value else (False,)
-    made = (True, False) if _can_be_made(told.program.fn) else (False,)
-    for new, of_plain in itertools.product(made, plain):
+    forms: tuple[Made, ...] = ("new", "drawn", "exact") if _can_be_made(told.program.fn) else ("drawn", "exact")
+    known: set[str] = set()
+    for made, of_plain in itertools.product(forms, plain):
         try:
-            short = _script(told, new, of_plain)
+            short = _script(told, made, of_plain)
         except Exception as reason:  # a program without a text, say: the long form may have one
-            log.info("no short repro of the program: %r", reason)
+            log.info("no short repro of the program, %s: %r", made, reason)
             continue
-        yield short
+        if short.text not in known:
+            yield short
+        known.add(short.text)
 
 
 def _can_be_made(fn: Any) -> bool:
@@ -83,22 +87,22 @@ def _can_be_made(fn: Any) -> bool:
     return False
 
 
-def _script(told: ShortProgram, new: bool, plain: bool) -> Short:
+def _script(told: ShortProgram, made: Made, plain: bool) -> Short:
     """The script.
 
     Args:
-        new: the module is made by its class, with other parameters.
         plain: what is compared is what the program returns beside tensors, as text.
     """
     calls, fn = _arguments(told), cast(Any, told.program.fn)
     if len(calls) != len(told.program.calls):
         raise Unwritable("an argument whose name is none of Python's")
+    new = made == "new"
     roots: dict[str, Any] = {"fn": type(fn) if new else fn}
     for call in calls:
         roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
     if told.program.between is not None:
         roots["between"] = told.program.between
-    text = program_text(roots, reserved=RESERVED)
+    text = program_text(roots, reserved=RESERVED, draws=made == "drawn")
     if text.files or text.stored:
         raise Unwritable("it needs more files")
     given = dict(text.roots)
@@ -111,9 +115,12 @@ def _script(told: ShortProgram, new: bool, plain: bool) -> Short:
     )
     shown = told.kind == "side_effect" or plain
     used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
-    imports = sorted({*text.imports} - {"import torch", "import torch.nn"})
-    for brief in (False, True):
-        bounds = () if told.bound is None else (told.bound,)
+    seed = ["torch.manual_seed(0)"] if text.drawn else []
+    needed = {*text.imports, *(["import re"] if "re.sub(" in run else [])}
+    imports = sorted(needed - {"import torch", "import torch.nn"})
+    bounds = () if told.bound is None else (told.bound,)
+
+    def check_of(brief: bool) -> str:
         check = check_text(
             told.kind,
             eager,
@@ -122,16 +129,15 @@ def _script(told: ShortProgram, new: bool, plain: bool) -> Short:
             rtol=RTOL if told.bound else 0.0,
             limit_s=int(HANG_S),
             text=shown,
+            optional=True,
             brief=brief,
         )
-        check = "\n".join(f"    {line}".rstrip() for line in check.splitlines())
-        top = head_of([told.title, USAGE], imports, text.text + told.backend, check, *told.head)
-        body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
-        parts = [top, *used, body, told.backend.strip(), run, f'if __name__ == "__main__":\n{check}']
-        script = "\n\n".join(part for part in parts if part) + "\n"
-        if script.count("\n") <= MOST_LINES:
-            break
-    script = condensed(script)
+        lines = [f"    {line}".rstrip() for line in check.splitlines()]
+        return "\n".join(['if __name__ == "__main__":', *lines])
+
+    body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
+    parts = [*used, body, told.backend.strip(), run]
+    script = script_of(parts, check_of, [told.title, USAGE], imports, *told.head, *seed)
     return Short(script, script.replace(compiled, f'runpy.run_path(__file__)["run"]({told.control})'))
 
 
@@ -196,9 +202,11 @@ def _run(
     leaves = "torch.utils._pytree.tree_leaves({})"
     if told.program.grad:
         which = "torch.is_tensor(t) and t.requires_grad"
-        lines.append(f"{RAMP.format(tensors=leaves.format('result'), which=which)}.backward()")
+        lines.append(f"loss = {RAMP.format(tensors=leaves.format('result'), which=which)}")
+        lines += ["if torch.is_tensor(loss):", "    loss.backward()"]
     if plain:
-        lines.append(f"return repr([value for value in {leaves.format('result')} if not torch.is_tensor(value)])")
+        values = f"[value for value in {leaves.format('result')} if not torch.is_tensor(value)]"
+        lines.append(f'return re.sub(" at 0x[0-9a-f]+", "", repr({values}))')
     else:
         lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves)
     if told.program.grad is False:

@@ -1,4 +1,4 @@
-"""The parent half of every repro: starts the other half as a child, which may crash or hang, and gives the exit code.
+"""The parent half of every long repro: runs it uncompiled, then compiled, in processes of their own, and judges.
 
 The part between the marks is copied, as text, into each repro. It needs the standard library only, so that the parent
 need not import torch.
@@ -16,45 +16,57 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 300.0
+REPORT = "report.jsonl"
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Runs the graph of this file uncompiled and compiled, and compares. "
+        description="Runs the program of this file uncompiled and compiled, and compares. "
         "Exits 1 while they differ, 0 when they agree, 125 when it cannot tell."
     )
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=TIMEOUT_S, help="default: %(default)s")
     parser.add_argument("--import", metavar="MODULE", dest="modules", action="append", default=[], help="import first")
-    parser.add_argument("--child", metavar="REPORT", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def watch(settings: Mapping[str, Any], file: str) -> int:
-    """Runs this file again as a child, which may crash or hang, and returns the exit code."""
+def watch(kind: str, calls: int, file: str) -> int:
+    """Runs this file again, uncompiled and then compiled, where it may crash or hang, and returns the exit code."""
     options = options_of(sys.argv[1:])
+    until, code, events = time.monotonic() + options.timeout, None, list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        report = Path(folder) / "report.jsonl"
+        report = Path(folder) / REPORT
         isolated = ["-I"] if sys.flags.isolated else []
-        command = [sys.executable, *isolated, str(Path(file).resolve()), "--child", str(report)]
+        command = [sys.executable, *isolated, str(Path(file).resolve()), "--child", folder]
         command += [part for module in options.modules for part in ("--import", module)]
-        child = subprocess.Popen(command, cwd=folder, start_new_session=True)
-        code: int | None = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = child.wait(options.timeout)
-        finally:  # workers of the compiler included
-            with contextlib.suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL) if hasattr(os, "killpg") else child.kill()
-            child.wait()
-        lines = report.read_text("utf-8").splitlines() if report.is_file() else []
-    exit_code, texts = judge(settings, [json.loads(line) for line in lines], code, options.timeout)
+        for ends_with in ("uncompiled", "compiled"):
+            code = ending_of(command, until - time.monotonic())
+            lines = report.read_text("utf-8").splitlines() if report.is_file() else []
+            events = [json.loads(line) for line in lines]
+            if not any(ends_with in event for event in events):
+                break
+    exit_code, texts = judge(kind, calls, events, code, options.timeout)
     sys.stdout.write("".join(f"{text}\n" for text in texts))
     return exit_code
+
+
+def ending_of(command: Sequence[str], limit_s: float) -> int | None:
+    """The exit code of a process that is ended with all that it started; None where it takes longer than that."""
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return child.wait(max(0.0, limit_s))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:  # workers of the compiler included
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL) if hasattr(os, "killpg") else child.kill()
+        child.wait()
 
 
 def end_with_parent() -> None:
@@ -74,25 +86,25 @@ def ending(code: int | None, timeout_s: float) -> str:
 
 
 def judge(
-    settings: Mapping[str, Any], events: Sequence[Mapping[str, Any]], code: int | None, timeout_s: float
+    kind: str, calls: int, events: Sequence[Mapping[str, Any]], code: int | None, timeout_s: float
 ) -> tuple[int, list[str]]:
-    """The exit code and what to print, from what the child reported until it ended."""
+    """The exit code and what to print, from what the processes reported until they ended."""
     found = {name: [event[name] for event in events if name in event] for event in events for name in event}
     notes = found.get("note", [])
     if "undecided" in found:
         return 125, [*notes, f"CANNOT DECIDE: {found['undecided'][0]}"]
-    if "eager" not in found:
+    if "uncompiled" not in found:
         return 125, [*notes, f"CANNOT DECIDE: the process {ending(code, timeout_s)} before the uncompiled run was done"]
     texts = [*notes, *dict.fromkeys(found.get("difference", []))]
     where = found.get("phase", ["the compiled run"])[-1]
-    if code is None and settings["kind"] != "hang" and "difference" not in found:
+    if code is None and kind != "hang" and "difference" not in found:
         return 125, [*texts, f"CANNOT DECIDE: {where} {ending(code, timeout_s)}; --timeout gives it more"]
-    if code is None or code < 0 or "done" not in found:
+    if code is None or code < 0 or "compiled" not in found:
         texts.append(f"{where}: the process {ending(code, timeout_s)}; the uncompiled run went well")
-        return 1, [*texts, f"FAULT: {settings['kind']}"]
+        return 1, [*texts, f"FAULT: {kind}"]
     if "difference" in found:
-        return 1, [*texts, f"FAULT: {settings['kind']}"]
-    return 0, [*texts, f"GONE: compiled and uncompiled agree in {settings['calls']} call(s)"]
+        return 1, [*texts, f"FAULT: {kind}"]
+    return 0, [*texts, f"GONE: compiled and uncompiled agree in {calls} call(s)"]
 
 
 # </watch>

@@ -13,7 +13,7 @@ import torch
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import program_of, reference_of, settings_of
-from graphprobe.diagnose.dossier.self_check import directly
+from graphprobe.diagnose.dossier.case_check import directly
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.caches import bypassed

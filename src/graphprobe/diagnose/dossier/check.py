@@ -1,71 +1,92 @@
-"""The lower half of a repro that is a program: runs it uncompiled and compiled, and compares what a user can see.
+"""The lower half of every long repro: runs a program, uncompiled or compiled, and compares what a user can see.
 
-What is between the marks is copied, as text, into each such repro. It needs torch and the standard library.
+What is between the marks is copied, as text, into each such repro, behind that of `watch`. It needs torch and the
+standard library.
 """
 
 from __future__ import annotations
 
 # <check>
-import argparse
 import contextlib
 import functools
+import importlib
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
-import tempfile
+import traceback
 import types
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from graphprobe.diagnose.dossier.watch import REPORT, end_with_parent, options_of
+
 PLAIN = (type(None), bool, int, complex, str, bytes, torch.dtype, torch.device)
+SHOWN = 9
+"""Differences that are reported of one call."""
+Seen = dict[str, Any]
+"""What there is to see after a call, by path: tensors with their kind, texts; or the exception that ended it."""
 
 
-@dataclass
 class Check:
-    """A program, how it is compiled, and what there is to see of it."""
+    """A program, how it is compiled, and what there is to see of it.
 
-    fn: Any
-    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-    compiled: Mapping[str, Any]  # arguments of torch.compile
-    names: Mapping[str, Any] = field(default_factory=dict)  # globals of the program
+    Args:
+        calls: arguments, and arguments by name, of each.
+        compiled: arguments of `torch.compile`.
+        more: other attributes.
+    """
+
+    names: Mapping[str, Any] = types.MappingProxyType({})  # globals of the program
     between: Callable[[Any, int], Any] | None = None  # runs before each call but the first
     grad: bool | None = None  # True: run a backward, too; False: under no_grad
     watched: Sequence[str] = ()  # which of the globals are compared
     modules: Sequence[str] = ("__main__",)  # the program's; nothing of other modules is looked into
     tolerance: float | None = None  # None: the root of the dtype's epsilon; 0: every bit counts
-    hang: bool = False  # whether not ending is the fault
+    goes_on = False  # whether the next call comes where one has raised
 
-    def run(self, function: Callable[..., Any]) -> list[dict[str, Any]]:
-        """What there is to see after each call; an exception ends them."""
-        seen: list[dict[str, Any]] = []
+    def __init__(self, fn: Any, calls: Sequence[Any], compiled: Mapping[str, Any], **more: Any) -> None:
+        self.fn, self.calls, self.compiled = fn, calls, compiled
+        vars(self).update(more)
+
+    def given(self, i: int) -> Any:
+        """The arguments of a call, and those by name."""
+        return self.calls[i]
+
+    def call(self, function: Callable[..., Any], i: int, args: Any, kwargs: Any) -> Any:
+        """What a call returns."""
+        with torch.no_grad() if self.grad is False else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    def run(self, function: Callable[..., Any], tell: Callable[..., None] = lambda **_: None) -> list[Seen]:
+        """What there is to see after each call."""
+        seen: list[Seen] = []
         random.seed(0)
         torch.manual_seed(0)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
-        for i, (args, kwargs) in enumerate(self.calls):
+        for i in range(len(self.calls)):
+            tell(phase=f"call {i}")
             if i and self.between is not None:
                 self.between(self.fn, i)
             try:
+                args, kwargs = self.given(i)
                 drawn = torch.get_rng_state()
-                with torch.no_grad() if self.grad is False else contextlib.nullcontext():
-                    result = function(*args, **kwargs)
+                result = self.call(function, i, args, kwargs)
                 if self.grad:
                     backward(tensors_in(result, []))
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()  # so that an error of a kernel shows here
             except Exception as error:
-                return [*seen, {"raised": f"{type(error).__qualname__}: {' '.join(str(error).split())[:200]}"}]
+                seen.append({"raised": shown(error)})
+                if self.goes_on:
+                    continue
+                break
             look = Look(self.modules)
-            for name in (name for name in self.watched if name in self.names):
-                look.at(self.names[name], name)
-            for value, name in ((args, "args"), (kwargs, "kwargs"), (self.fn, "fn")):
-                look.at(value, name)
+            self.look(look, args, kwargs)
             look.result(result)
             # Compiled code draws other numbers by design: it only counts whether it draws any.
             look.found["torch's generator"] = "as before" if torch.equal(drawn, torch.get_rng_state()) else "moved"
@@ -73,6 +94,37 @@ class Check:
             for tensor in look.leaves if self.grad else ():
                 tensor.grad = None
         return seen
+
+    def look(self, look: Look, args: Any, kwargs: Any) -> None:
+        """Look at what a call may have changed."""
+        for name in (name for name in self.watched if name in self.names):
+            look.at(self.names[name], name)
+        for value, name in ((args, "args"), (kwargs, "kwargs"), (self.fn, "fn")):
+            look.at(value, name)
+
+    def uncompiled(self) -> list[Seen]:
+        """What there is to see uncompiled."""
+        return self.run(self.fn)
+
+    def compare(self, wanted: Sequence[Seen], tell: Callable[..., None]) -> None:
+        """Run it compiled, and report what is not as it is uncompiled."""
+        self.report(wanted, self.run(torch.compile(self.fn, **self.compiled), tell), tell)
+
+    def report(self, wanted: Sequence[Seen], got: Sequence[Seen], tell: Callable[..., None]) -> bool:
+        """Whether anything differs."""
+        lines = [
+            f"call {i}: {line}"
+            for i, (want, have) in enumerate(zip(wanted, got, strict=False))
+            for line in list(differences(want, have, functools.partial(self.limit, i)))[:SHOWN]
+        ]
+        for line in lines:
+            tell(difference=line)
+        return bool(lines)
+
+    def limit(self, call: int, path: str, value: torch.Tensor) -> torch.Tensor:
+        """How far each element of a value may be off."""
+        tolerance = torch.finfo(value.dtype).eps ** 0.5 if self.tolerance is None else self.tolerance
+        return tolerance * size_of(value)
 
 
 class Look:
@@ -88,10 +140,10 @@ class Look:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         if isinstance(value, torch.Tensor):
             dense = value if value.layout is torch.strided and not value.is_quantized else value.to_dense()
-            self.found[path] = (f"{value.dtype} {tuple(value.shape)}", dense.detach().cpu().resolve_conj().clone())
+            self.found[path] = (f"{value.dtype} {tuple(value.shape)}", plain(dense))
             if address_of(value):
                 self.memory.setdefault(address_of(value), path)
-            if value.is_leaf and value.grad is not None:
+            if (value.is_leaf or value.retains_grad) and value.grad is not None:
                 self.at(value.grad, f"{path}.grad")
                 self.leaves.append(value)
         elif isinstance(value, float):
@@ -197,39 +249,64 @@ def backward(tensors: Sequence[torch.Tensor]) -> None:
         torch.autograd.backward(total.abs() if total.is_complex() else total)
 
 
-def differences(want: Mapping[str, Any], have: Mapping[str, Any], tolerance: float | None) -> list[str]:
-    """What is not as it is uncompiled."""
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, in memory of its own."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor).clone()
+
+
+def size_of(value: torch.Tensor) -> torch.Tensor:
+    """Of each element, and of all of them."""
+    wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
+    finite = wide[wide.isfinite()].abs()
+    return torch.where(wide.isfinite(), wide.abs(), 0.0) + (finite.square().mean().sqrt() if finite.numel() else 0.0)
+
+
+def shown(error: Exception) -> str:
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    return f"{name}: {' '.join(str(error).split())[:300]}"
+
+
+def differences(want: Seen, have: Seen, limit: Callable[[str, torch.Tensor], torch.Tensor]) -> Iterator[str]:
+    """What is not as it is uncompiled. `limit`: returns how far the elements of a value may be off."""
     if "raised" in want or "raised" in have:
         both = [f"it raises {seen['raised']}" if "raised" in seen else "it does not raise" for seen in (want, have)]
-        return [] if "raised" in want and "raised" in have else [f"uncompiled {both[0]}; compiled {both[1]}"]
-    found = []
+        if not ("raised" in want and "raised" in have):
+            yield f"uncompiled {both[0]}; compiled {both[1]}"
+        return
     for path in dict.fromkeys([*want, *have]):
         a, b = want.get(path), have.get(path)
         if path.endswith(".grad") and (a is None or b is None) and not (a or b or (0, torch.zeros(1)))[1].any():
             continue  # none is like zeros
         if isinstance(a, str) or isinstance(b, str) or a is None or b is None or a[0] != b[0]:
             texts = [v if isinstance(v, str) else v[0] if v else "nothing" for v in (a, b)]
-            found += [f"{path}: uncompiled {texts[0]}, compiled {texts[1]}"] if texts[0] != texts[1] else []
-            continue
-        left, right = a[1], b[1]
-        exact = not (left.is_floating_point() or left.is_complex())
-        x, y = (t.to(torch.complex128 if t.is_complex() else torch.float64).reshape(-1) for t in (left, right))
-        wrong = left.reshape(-1) != right.reshape(-1)
-        if not exact:
-            finite = x[x.isfinite()].abs()
-            size = x.abs() + (finite.square().mean().sqrt() if finite.numel() else 0.0)
-            allowed = (torch.finfo(left.dtype).eps ** 0.5 if tolerance is None else tolerance) * size
-            wrong = (wrong & ~((x - y).abs() <= allowed)) & ~(x.isnan() & y.isnan())
-        if wrong.any():
-            i = int(wrong.to(torch.uint8).argmax())
-            text = f"{int(wrong.sum())} of {len(wrong)} values differ, the first"
-            found.append(
-                f"{path}: {text}: uncompiled {left.reshape(-1)[i].item()}, compiled {right.reshape(-1)[i].item()}"
-            )
-    return found
+            if texts[0] != texts[1]:
+                yield f"{path}: uncompiled {texts[0]}, compiled {texts[1]}"
+        elif text := difference(a[1], b[1], functools.partial(limit, path)):
+            yield f"{path}: {text}"
 
 
-def write(seen: Sequence[Mapping[str, Any]], file: Path) -> None:
+def difference(left: torch.Tensor, right: torch.Tensor, limit: Callable[[torch.Tensor], torch.Tensor]) -> str:
+    """How a value differs from the uncompiled one, of the same dtype and shape; empty where it does not."""
+    wrong, why = left != right, ", allowed is equality"
+    excess = wrong.to(torch.float64)
+    if left.is_floating_point() or left.is_complex():
+        allowed = limit(left).to(torch.float64).nan_to_num(torch.inf, torch.inf).expand(left.shape)
+        a, b = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (left, right))
+        gaps = torch.where(a.isfinite() & b.isfinite(), (a - b).abs(), torch.inf)
+        wrong = (a != b) & ~(a.isnan() & b.isnan()) & (allowed != torch.inf) & ~(gaps <= allowed)
+        excess = torch.where(wrong, gaps / allowed.clamp_min(torch.finfo(torch.float64).tiny), -1.0)
+    if not wrong.any():
+        return ""
+    flat = int(excess.reshape(-1).argmax())
+    at = tuple(int(n) for n in torch.unravel_index(torch.tensor(flat), left.shape)) if left.ndim else ()
+    if left.is_floating_point() or left.is_complex():
+        off = f", off by {gaps[at].item():.3g}, allowed {allowed[at].item():.3g}"
+        why = off if gaps[at].isfinite() else ", NaN and infinity must agree"
+    text = f"{int(wrong.sum())} of {left.numel()} values differ, the worst at {at}"
+    return f"{text}: uncompiled {left[at].item()}, compiled {right[at].item()}{why}"
+
+
+def write(seen: Sequence[Seen], file: Path) -> None:
     """Keep what was seen: a line of JSON, then the bytes of the tensors."""
     data, head = bytearray(), []
     for call in seen:
@@ -244,10 +321,10 @@ def write(seen: Sequence[Mapping[str, Any]], file: Path) -> None:
     file.write_bytes(json.dumps(head).encode() + b"\n" + data)
 
 
-def read(file: Path) -> list[dict[str, Any]]:
+def read(file: Path) -> list[Seen]:
     """What `write` has kept."""
     head, _, data = file.read_bytes().partition(b"\n")
-    seen: list[dict[str, Any]] = json.loads(head)
+    seen: list[Seen] = json.loads(head)
     for call in seen:
         for path, value in call.items():
             if not isinstance(value, str):
@@ -259,48 +336,34 @@ def read(file: Path) -> list[dict[str, Any]]:
     return seen
 
 
-def child_of(file: Path, timeout: float) -> int | None:
-    """Run this script's compiled half in a process of its own; its exit code, None where it did not end."""
-    command = [sys.executable, *(["-I"] if sys.flags.isolated else []), str(Path(sys.argv[0]).resolve())]
-    child = subprocess.Popen([*command, "--child", str(file)], stdout=subprocess.DEVNULL, start_new_session=True)
+def child(make: Callable[[], Check]) -> int:
+    """One of two processes: runs uncompiled, and keeps what there is to see, or compiled, and compares with that."""
+    options = options_of(sys.argv[1:])
+    end_with_parent()
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        resource = importlib.import_module("resource")
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def tell(**event: Any) -> None:
+        with (options.child / REPORT).open("a", encoding="utf-8") as report:
+            report.write(json.dumps(event) + "\n")
+
     try:
-        return child.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:  # workers of the compiler included
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL) if hasattr(os, "killpg") else child.kill()
-        child.wait()
-
-
-def main(check: Check) -> int:
-    """1: compiled, the program does something else. 0: it does the same. 125: undecided."""
-    parser = argparse.ArgumentParser(description="Exits 1 while the fault is there, 0 when it is gone, 125: undecided.")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=300.0, help="default: %(default)s")
-    parser.add_argument("--child", metavar="FILE", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        write(check.run(torch.compile(check.fn, **check.compiled)), options.child)
-        os._exit(0)
-    want = check.run(check.fn)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        file = Path(folder) / "compiled.pt"
-        code = child_of(file, options.timeout)
-        have = read(file) if file.exists() and code == 0 else None
-    if have is not None:
-        pairs = enumerate(zip(want, have, strict=False))
-        lines = [f"call {i}: {line}" for i, (a, b) in pairs for line in differences(a, b, check.tolerance)]
-        sys.stdout.write("".join(f"{line}\n" for line in lines[:2]))
-        sys.stdout.write("FAULT\n" if lines else f"GONE: compiled and uncompiled agree in {len(want)} call(s)\n")
-        return 1 if lines else 0
-    if code == 125 or (code is None and not check.hang):
-        sys.stdout.write(f"CANNOT DECIDE: compiled, it {'cannot be run' if code else 'did not end; see --timeout'}\n")
-        return 125
-    how = "does not end" if code is None else f"ends the process with exit code {code}"
-    if code is not None and code < 0:
-        how = f"is killed by {signal.Signals(-code).name}"
-    sys.stdout.write(f"compiled, the program {how}; uncompiled it runs\nFAULT\n")
-    return 1
+        for module in options.modules:
+            importlib.import_module(module)
+        kept, check = options.child / "uncompiled", make()
+        if kept.exists():
+            check.compare(read(kept), tell)
+            tell(phase="after the calls", compiled=True)
+        else:
+            write(check.uncompiled(), kept)
+            tell(uncompiled=True)
+    except Exception as error:
+        undecided = type(error).__name__ == "Undecided"
+        if not undecided:
+            traceback.print_exc()
+        tell(undecided=str(error) if undecided else shown(error))
+    return 0
 
 
 # </check>
