@@ -212,6 +212,8 @@ def report_from_facts(
         key = (row.kind, row.cause, row.file, row.line)
         if not row.error or all(row.error != known.error for known in rows.values()):
             rows[key] = msgspec.structs.replace(rows.get(key, row), tried=True, remedy=one.remedy)
+    told = [(row.file, row.line) for row in rows.values() if row.title not in CONSEQUENCES]
+    rows = {k: row for k, row in rows.items() if row.title not in CONSEQUENCES or (row.file, row.line) not in told}
     ordered = sorted(rows.values(), key=lambda row: (row.inside is not None, -OUTCOMES.index(row.outcome), -row.count))
     all_seen = bool(tried) and all(one.passed for one in tried)
     return BreakReport(graphs=list(graphs), breaks=ordered, uncompiled=list(frames.values()), all_seen=all_seen)
