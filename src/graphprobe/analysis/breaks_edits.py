@@ -79,7 +79,7 @@ def edit_of(clause: str, place: Edit) -> Edit | None:
     return None if action is None else Edit(action, *place.place)
 
 
-class Source:
+class EditedSource:
     """A file of the program, as a tree that edits change.
 
     Attributes:

@@ -17,7 +17,7 @@ import torch
 import torch._dynamo
 
 from graphprobe.analysis.breaks import judge, user_frame
-from graphprobe.analysis.breaks_edits import KEEP, NOTHING, VALUES, Edit, Source, clauses, edit_of
+from graphprobe.analysis.breaks_edits import KEEP, NOTHING, VALUES, Edit, EditedSource, clauses, edit_of
 from graphprobe.analysis.breaks_facts import BreakFact, TriedBreak
 from graphprobe.analysis.breaks_text import BreakLine
 from graphprobe.engine.forked_child import isolated
@@ -39,7 +39,7 @@ Captured = tuple[list[int], bytes, bytes] | None
 """Values of places, with their numbers in front."""
 
 
-class Place(msgspec.Struct):
+class BreakPlace(msgspec.Struct):
     """A break, and how tracing goes on behind it.
 
     Attributes:
@@ -68,7 +68,7 @@ class Place(msgspec.Struct):
         return whole if clauses(whole) == self.remedy else "; or ".join(self.remedy)
 
 
-class Seen(msgspec.Struct):
+class CallSeen(msgspec.Struct):
     """What one run of the call showed: its breaks, what it raised, and its results in short."""
 
     breaks: list[BreakFact] = []
@@ -101,11 +101,11 @@ class Behind:
         found: Callable[[BreakFact], None] = lambda fact: None,
     ) -> None:
         """`found` is told of each place at once."""
-        self.places: dict[Key, Place] = {}
+        self.places: dict[Key, BreakPlace] = {}
         self._fn, self._args, self._kwargs, self._dynamic = fn, args, kwargs, dynamic
         self._deadline, self._found = time.monotonic() + budget_s, found
         self._kept: dict[str, tuple[Captured, str]] = {}
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, CallSeen] = {}
         self._functions: dict[str, list[FunctionType]] = {}
         self._ended, self._whole = False, True
 
@@ -145,7 +145,7 @@ class Behind:
             again = [self.places[key] for key in facts if key in self.places and not self.places[key].stuck]
             new = [key for key in facts if key not in self.places]
             for key in new:
-                place = self.places[key] = Place(facts[key], Edit("value", *key), turned)
+                place = self.places[key] = BreakPlace(facts[key], Edit("value", *key), turned)
                 if place.kind == "dynamic-shape-operator":
                     place.edit = Edit("setting", *key, old="capture_dynamic_output_shape_ops")
                 self._found(facts[key])
@@ -175,7 +175,7 @@ class Behind:
                 place.edit = place.edit if place.remedy else edit
                 place.remedy.append(clause)
 
-    def _run(self, edits: Sequence[Edit]) -> Seen:
+    def _run(self, edits: Sequence[Edit]) -> CallSeen:
         """The breaks of the call with these edits, and its results uncompiled."""
         numbers = {key: number for number, key in enumerate(self.places)}
         numbered = sorted(((numbers[edit.place], edit) for edit in edits), key=repr)
@@ -189,7 +189,7 @@ class Behind:
                 self._kept[repr(asked)] = outcome.value or (([], *to_bytes(capture([]))), outcome.end)
             values, result = self._kept[repr(asked)]
             outcome = isolated(partial(self._trace, numbered, values), timeout_s=STEP_S)
-            seen = Seen(error=outcome.end) if outcome.value is None else msgspec.convert(outcome.value, Seen)
+            seen = CallSeen(error=outcome.end) if outcome.value is None else msgspec.convert(outcome.value, CallSeen)
             self._seen[repr(numbered)] = msgspec.structs.replace(seen, result=result)
         return self._seen[repr(numbered)]
 
@@ -215,7 +215,7 @@ class Behind:
             result = f"{type(error).__name__}: {error}"
         return values, result
 
-    def _trace(self, edits: Numbered, captured: Captured) -> Seen:
+    def _trace(self, edits: Numbered, captured: Captured) -> CallSeen:
         if captured is None:
             kept, _ = self._keep(edits)
         else:
@@ -224,7 +224,7 @@ class Behind:
         for _, edit in edits:
             if edit.action in OF_TORCH:
                 _set(edit, self._functions[edit.file])
-        seen, heard = Seen(), _Heard()
+        seen, heard = CallSeen(), _BreaksHeard()
         torch._dynamo.reset()
         stop = listen(heard)
         try:
@@ -260,7 +260,7 @@ class Behind:
                         values[number] = [scope[definition.name]]
 
 
-class _Heard:
+class _BreaksHeard:
     def __init__(self) -> None:
         self.breaks: list[BreakFact] = []
 
@@ -274,8 +274,8 @@ class _Heard:
         pass
 
 
-def _source(file: str, values: Collection[int] | None = None) -> Source:
-    return Source("".join(linecache.getlines(file)), values)
+def _source(file: str, values: Collection[int] | None = None) -> EditedSource:
+    return EditedSource("".join(linecache.getlines(file)), values)
 
 
 def _set(edit: Edit, functions: Sequence[FunctionType]) -> None:
