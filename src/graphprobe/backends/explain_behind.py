@@ -6,6 +6,7 @@ import ast
 import contextlib
 import gc
 import linecache
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,6 @@ from typing import Any
 
 import msgspec
 import torch
-import torch._dynamo
 
 from graphprobe.analysis.breaks import judge, user_frame
 from graphprobe.analysis.breaks_edits import KEEP, NOTHING, VALUES, Edit, EditedSource, clauses, edit_of
@@ -23,6 +23,7 @@ from graphprobe.analysis.breaks_text import BreakLine
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.internals import after_fork
+from graphprobe.internals.dynamo.compile_calls import mapped
 from graphprobe.internals.dynamo.graph_breaks import listen
 from graphprobe.internals.tensors import tree_leaves
 
@@ -225,7 +226,7 @@ class Behind:
             if edit.action in OF_TORCH:
                 _set(edit, self._functions[edit.file])
         seen, heard = CallSeen(), _BreaksHeard()
-        torch._dynamo.reset()
+        torch.compiler.reset()
         stop = listen(heard)
         try:
             torch.compile(self._fn, backend="eager", dynamic=self._dynamic)(*self._args, **self._kwargs)
@@ -280,15 +281,16 @@ def _source(file: str, values: Collection[int] | None = None) -> EditedSource:
 
 def _set(edit: Edit, functions: Sequence[FunctionType]) -> None:
     """Change a setting of torch, or have a function compiled; a name stands for what it does at the place."""
+    config = sys.modules["torch._dynamo.config"]
     if not edit.new:
-        setattr(torch._dynamo.config, edit.old, True)
+        setattr(config, edit.old, True)
         return
     owner, _, name = edit.new.rpartition(".")
     for function in functions:
         with contextlib.suppress(Exception):
             named = eval(edit.new, function.__globals__)
             if edit.action == "setting":
-                setattr(torch._dynamo.config, edit.old, {*getattr(torch._dynamo.config, edit.old), named})
+                setattr(config, edit.old, {*getattr(config, edit.old), named})
             elif owner:
                 setattr(eval(owner, function.__globals__), name, named._torchdynamo_orig_callable)
             else:
@@ -297,7 +299,7 @@ def _set(edit: Edit, functions: Sequence[FunctionType]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
+    return mapped(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def _in_short(result: Any) -> str:
