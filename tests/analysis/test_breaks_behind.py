@@ -16,7 +16,7 @@ from analysis import planted_breaks, planted_loops
 from analysis.planted_breaks import PLANTS
 from analysis.planted_loops import LOOPS, matrix
 from graphprobe.analysis.breaks import BreakReport, GraphBreak
-from graphprobe.analysis.breaks_edits import Edit, Source
+from graphprobe.analysis.breaks_edits import Edit, EditedSource
 from graphprobe.backends.explain import explain
 
 
@@ -144,4 +144,4 @@ def test_what_can_be_moved_in_front(line: int, code: str, movable: bool) -> None
     z.add_(1)
     z.sum()
 """
-    assert Source(text).movable(Edit("value", "f.py", line, code)) is movable
+    assert EditedSource(text).movable(Edit("value", "f.py", line, code)) is movable

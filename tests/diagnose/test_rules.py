@@ -49,7 +49,8 @@ class Stepping:
     program = compilation = None
 
     def __init__(self, guilty: str) -> None:
-        self.guilty, self.on_step, self.in_time = guilty, lambda _: None, lambda _: contextlib.nullcontext()
+        self.guilty, self.in_time = guilty, lambda _: contextlib.nullcontext()
+        self.runner = SimpleNamespace(begin=lambda _: None)
 
     def step(self, step: Any) -> Outcome:
         return Outcome(value={"states": ["right" if self.guilty in step.args else "wrong"]})

@@ -11,7 +11,7 @@ from graphprobe.store.frame_record import FORMAT, find_records, read_record
 
 RECORD: dict[str, Any] = {
     "format": FORMAT,
-    "schema": 2,
+    "schema": 3,
     "function": "f",
     "file": "/a/train.py",
     "line": 3,
@@ -55,7 +55,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
         ("{", UsageError, "is no record"),
         ("[]", UsageError, "is no record of a frame"),
         ({"format": "other"}, UsageError, "is no record of a frame"),
-        ({**RECORD, "schema": 3}, SchemaError, "reads schema 2"),
+        ({**RECORD, "schema": 4}, SchemaError, "reads schema 3"),
         ({**RECORD, "line": "x"}, UsageError, "is damaged"),
     ],
 )
