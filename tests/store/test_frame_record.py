@@ -19,10 +19,6 @@ RECORD: dict[str, Any] = {
     "failure": {"type": "E", "message": "m", "stack": [{"file": "/a/train.py", "line": 4, "function": "f"}]},
     "versions": {},
     "settings": {},
-    "modules": [],
-    "frame": {},
-    "objects": [],
-    "tensors": {},
 }
 
 

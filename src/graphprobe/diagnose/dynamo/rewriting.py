@@ -31,8 +31,11 @@ How = Literal["", "apart", "break"]
 APART, KEPT, TORCH = "_graphprobe_apart", "_graphprobe_kept", "_graphprobe_torch"
 """Globals of a rewritten function. Dynamo compiles only frames that name torch."""
 
-UNTOUCHED = frozenset("breakpoint dir eval exec globals graph_break locals super vars".split())
+UNTOUCHED = frozenset("breakpoint eval exec globals graph_break locals super".split())
 """Functions that look at the frame that calls them, and breaks."""
+
+OF_FRAMES = ("dir", "vars")
+"""Functions that do so where they have no argument."""
 
 PAUSES = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 LOOPS = (ast.For, ast.While)
@@ -216,7 +219,7 @@ class _Rewriter(ast.NodeTransformer):
         node.args = [self.visit(a) for a in node.args]
         for keyword in node.keywords:
             keyword.value = self.visit(keyword.value)
-        if last_of(func) in UNTOUCHED:
+        if last_of(func) in (UNTOUCHED if node.args else {*UNTOUCHED, *OF_FRAMES}):
             return node
         names = ["format"] if method and func.attr == "format" else [name or "call"]
         if method:

@@ -71,6 +71,13 @@ LEFT_WHOLE = {
 }
 """Calls of a graph that AOTAutograd does not follow: the operation, and of its first argument the title and reason."""
 
+NO_INFERENCE = (
+    "Uncompiled, what is made under {mode} is {one}; AOTAutograd does not follow the mode inside of a graph. Made "
+    "again under {mode} (clone), the outputs of the graph are right. Enter {mode} around the call of what is compiled."
+)
+
+R = TypeVar("R", bound=RungReport)
+
 
 class Mode(NamedTuple):
     """A mode inside of a graph.
@@ -90,10 +97,6 @@ def _made_in(inference: bool, value: torch.Tensor) -> torch.Tensor:
         return value.clone()
 
 
-NO_INFERENCE = (
-    "Uncompiled, what is made under {mode} is {one}; AOTAutograd does not follow the mode inside of a graph. Made "
-    "again under {mode} (clone), the outputs of the graph are right. Enter {mode} around the call of what is compiled."
-)
 MODES = {
     "no_grad": Mode(
         torch.Tensor.detach,
@@ -112,9 +115,6 @@ MODES = {
         NO_INFERENCE.format(mode="inference_mode(False)", one="no inference tensor"),
     ),
 }
-
-
-R = TypeVar("R", bound=RungReport)
 
 
 class Relation(msgspec.Struct):
