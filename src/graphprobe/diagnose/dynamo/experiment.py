@@ -249,7 +249,9 @@ def _accused(pieces: Sequence[SourcePiece], sure: int, reason: str) -> Accused:
     owner = next((piece.owner for piece in pieces if piece.owner), "")
     names = [OWN_FUNCTION, f"{owner}.apply"] if owner else []
     first, *others = named
-    names += [first.names[0], *(p.names[0] for p in others), *_ops(first), *first.names[1:]]
+    called = first.names[0].rpartition(".")[2]
+    names.append(called if f"torch.Tensor.{called}" in first.ops else first.names[0])  # as Dynamo's graph calls it
+    names += [*(p.names[0] for p in others), *_ops(first), *first.names[1:]]
     names += [name for piece in pieces for name in (*piece.names, *_ops(piece))]
     op, *also = dict.fromkeys(name for name in names if name != "iter" or len(pieces) == 1)
     place = first.source
