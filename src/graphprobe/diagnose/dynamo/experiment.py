@@ -98,6 +98,12 @@ def pieces_run(program: Program, functions: Sequence[types.FunctionType]) -> lis
     def watch(number: int, kind: str, *args: Any, **kwargs: Any) -> Any:
         inside[number].update(dict.fromkeys(running))
         running.append(number)
+        if (
+            kind == "call"
+            and isinstance(args[0], torch.nn.Module)
+            and (made := type(args[0]).__name__) not in names[number]
+        ):
+            names[number].insert(0, made)
         try:
             return run_piece(kind, args, kwargs)
         except Exception as error:
@@ -119,6 +125,7 @@ def pieces_run(program: Program, functions: Sequence[types.FunctionType]) -> lis
         return op(*args, **kwargs)
 
     pieces = rewrite(functions, lambda _: "apart", watch, lambda value, _: value)
+    names = [piece.names for piece in pieces]
     program.run(lambda fn: fn)
     raised = {number: dict(names) for number, names in ops.items()}
     with contextlib.suppress(Exception), OpMode(around), _Called(called):
