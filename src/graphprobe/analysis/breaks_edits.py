@@ -32,7 +32,7 @@ class Edit(msgspec.Struct, frozen=True):
 
     Attributes:
         action: `setting` of torch; `enable` what `torch.compiler.disable` leaves out; `value`: the place is out of the
-            compiled function, which gets the value that it has in the run, and of a statement nothing; `flip`: the
+            compiled function, which takes the value that it has in the run, and of a statement nothing; `flip`: the
             same, and the condition goes the other way; `replace` old by new; `guard` by `is_compiling`; `drop` the
             statement; the message of an assertion `plain`; `choose` with `torch.where`; `loop` with `torch.while_loop`.
         file, line, code: the place, as a `UserFrame` has it.

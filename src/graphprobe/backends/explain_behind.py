@@ -28,8 +28,9 @@ from graphprobe.internals.dynamo.graph_breaks import listen
 from graphprobe.internals.tensors import tree_leaves
 
 MOST_PLACES = 100
+"""Places of one call that are looked for."""
 STEP_S = 60.0
-"""What one run of the call in a child process gets."""
+"""Seconds that one run of the call in a child process may take."""
 
 OF_TORCH = ("setting", "enable")
 """Edits that leave the text of the program as it is."""
@@ -101,7 +102,7 @@ class Behind:
         budget_s: float,
         found: Callable[[BreakFact], None] = lambda fact: None,
     ) -> None:
-        """`found` is told of each place at once."""
+        """`found` is called with each place at once."""
         self.places: dict[Key, BreakPlace] = {}
         self._fn, self._args, self._kwargs, self._dynamic = fn, args, kwargs, dynamic
         self._deadline, self._found = time.monotonic() + budget_s, found
@@ -280,7 +281,7 @@ def _source(file: str, values: Collection[int] | None = None) -> EditedSource:
 
 
 def _set(edit: Edit, functions: Sequence[FunctionType]) -> None:
-    """Change a setting of torch, or have a function compiled; a name stands for what it does at the place."""
+    """Change a setting of torch, or have a function compiled; a name means what it means at the place."""
     config = sys.modules["torch._dynamo.config"]
     if not edit.new:
         setattr(config, edit.old, True)

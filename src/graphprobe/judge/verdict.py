@@ -141,7 +141,7 @@ def _unnamed(finding: Finding, seen: RungEvidence) -> Finding:
 
 
 def by_its_rung(finding: Finding, seen: RungEvidence) -> Finding:
-    """What contradicts what was seen: its place is told and the rung that is wrong, and nothing is proven."""
+    """What contradicts what was seen, by its place and the rung that is wrong, and with nothing proven."""
     rest: dict[str, Any] = {"stage": seen.first, "pass_": None, "kernel": None, "proof": None, "dossier": None}
     return msgspec.structs.replace(_unnamed(finding, seen), **rest)
 

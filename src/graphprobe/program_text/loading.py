@@ -35,7 +35,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class Placeholder:
-    """Stands where a value could not be told."""
+    """Takes the place of a value that could not be written."""
 
     def __init__(self, type: str, reason: str) -> None:
         self.type, self.reason = type, reason

@@ -116,7 +116,7 @@ class TextProgram:
         return None
 
     def _place(self, value: Any) -> Place | None:
-        """Where the `def` stands whose decorator has made a value."""
+        """The place of the `def` whose decorator has made a value."""
         if type(value) is not FunctionType and not hasattr(type(value), "cache_info"):
             return None
         inner = [inspect.unwrap(value)]

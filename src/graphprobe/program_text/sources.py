@@ -1,4 +1,4 @@
-"""The text of the program that a frame stands on: statements of a file with their line numbers, the rest left blank."""
+"""The text of the program that a frame needs: statements of a file with their line numbers, the rest left blank."""
 
 from __future__ import annotations
 

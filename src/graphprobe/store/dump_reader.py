@@ -198,7 +198,7 @@ class DumpFolder:
         for number, offset, record in lines_of(path, _RECORD, tell=self._tell):
             target = self.time_dir / record.file
             if ".." in Path(record.file).parts or os.path.isabs(record.file):
-                self._tell(f"{path} line {number} names {record.file}, which lies outside the dump")
+                self._tell(f"{path} line {number} names {record.file}, which is outside the dump")
             elif not os.path.isfile(target):
                 self._tell(f"{path} line {number} names {record.file}, which is gone")
             else:

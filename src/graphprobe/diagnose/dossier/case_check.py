@@ -171,7 +171,7 @@ def with_own(settings: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def made_of(text: str, name: str, shown: str, file: str) -> Any:
-    """What an expression gives once a text has run that takes `file` for its own."""
+    """The value of an expression once a text has run that takes `file` for its own."""
     shown = f"<{shown or name}>"
     linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
     defined: dict[str, Any] = {"__name__": "__main__", "__file__": file}
