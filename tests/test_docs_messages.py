@@ -50,7 +50,7 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     facts = {"graphprobe": "0.1", "torch": "2.13.0", "python": "3.11", "platform": "linux", "argv": ["x"], "cwd": "/"}
     manifest = Manifest(**facts, pid=os.getpid(), parent_pid=1, started_ns=time.time_ns())
     writer = RunWriter.create(tmp_path, manifest=manifest, rank=None, max_bytes=None)
-    file = writer.write_text(layout.pass_file(0, "forward", "remove_noop_ops", number=1), "x")
+    file = writer.write_text(layout.pass_file(Where(model=0, direction="forward"), "remove_noop_ops", number=1), "x")
     where = Where(model=0, direction="forward", pass_name="remove_noop_ops")
     writer.event(where=where, kind="pass", name="remove_noop_ops", file=file, changed=True)
     writer.close("finished")

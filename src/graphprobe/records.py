@@ -38,6 +38,8 @@ class Where(msgspec.Struct, frozen=True, omit_defaults=True):
         model: `N` of the folder `model__N`; None for facts of the whole run.
         compile_id: torch's compile id, e.g. `"0/1"` (frame 0, second compile); None when there is none.
         direction: which graph of the model; None for facts of the whole model.
+        piece: of a model whose backend cuts Dynamo's graph and compiles the pieces one by one: which of them; None for
+            the first, and for a graph that is compiled whole.
         phase: which stage of the compiler spoke: `dynamo`, `aot`, `pre_grad_passes`, `joint_passes`,
             `post_grad_passes`, `lowering`, `codegen`, `run`, or a name given to `observe_pass`.
         pass_name: the pass, for kinds `pass` and `failure`.
@@ -53,9 +55,16 @@ class Where(msgspec.Struct, frozen=True, omit_defaults=True):
     pass_name: str | None = None
     subgraph: str | None = None
     step: Int64 | None = None
+    piece: Int64 | None = None
 
     def __post_init__(self) -> None:
         keep_on_one_line(self, "compile_id", "phase", "pass_name", "subgraph")
+
+    @property
+    def graph(self) -> str:
+        """The graph of the model that it is about: `forward`, or `piece_1/forward`; empty for the whole model."""
+        parts = (None if self.piece is None else f"piece_{self.piece}", self.direction)
+        return "/".join(part for part in parts if part)
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -35,10 +35,10 @@ def record(root: Path, after: str = FUSED) -> RunWriter:
     facts = {"graphprobe": "0.1", "python": "3.11", "platform": "linux", "cwd": "/", "parent_pid": 1}
     manifest = Manifest(**facts, argv=["x.py"], pid=os.getpid(), started_ns=time.time_ns())
     writer = RunWriter.create(root, manifest=manifest, rank=None, max_bytes=None)
-    file = written(writer, layout.graph_file(0, "forward", number=0), START)
+    file = written(writer, layout.graph_file(Where(model=0, direction="forward"), number=0), START)
     writer.event(where=Where(model=0, direction="forward"), kind="graph", name="aot_forward_graph", file=file)
     for name, fused in (
-        ("fuse", written(writer, layout.pass_file(0, "forward", "fuse", number=1), after)),
+        ("fuse", written(writer, layout.pass_file(Where(model=0, direction="forward"), "fuse", number=1), after)),
         ("idle", None),
     ):
         where = Where(model=0, direction="forward", pass_name=name)

@@ -60,7 +60,7 @@ def test_diff_of_a_pass_that_changed_the_graph_twice(tmp_path: Path) -> None:
     writer = record(tmp_path)
     again = RunWriter.create(tmp_path, manifest=writer.manifest, rank=None, max_bytes=None)
     for number, text in enumerate((START, FUSED, START)):
-        name = layout.pass_file(0, "forward", "fuse", number=number)
+        name = layout.pass_file(Where(model=0, direction="forward"), "fuse", number=number)
         where = Where(model=0, direction="forward", pass_name="fuse" if number else None)
         file = written(again, name, text)
         again.event(where=where, kind="pass" if number else "graph", name="fuse", file=file, changed=bool(number))

@@ -244,7 +244,9 @@ def make_run(root: Path) -> None:
         text = graph.replace("EVIL", EVIL) + f'        {name}: "f32[2]" = f(a)\n        return {name}\n'
         at = msgspec.structs.replace(where, pass_name=f"fuse{EVIL}" if number else None)
         path = (
-            layout.graph_file(0, "forward", number=0) if not number else layout.pass_file(0, "forward", "f", number=1)
+            layout.graph_file(Where(model=0, direction="forward"), number=0)
+            if not number
+            else layout.pass_file(Where(model=0, direction="forward"), "f", number=1)
         )
         file = writer.write_text(path, text)
         kind: Any = "pass" if number else "graph"

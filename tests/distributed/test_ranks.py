@@ -60,7 +60,7 @@ def check_ranks(folder: Path) -> None:
         assert any(f"[{4 + rank}, 6]" in text for text in graphs)
         assert not any(f"[{5 - rank}, 6]" in text for text in graphs)
         assert any("all_reduce" in text for text in graphs)
-        assert any("backward" in model.directions() for model in run.models())
+        assert any("backward" in model.graphs() for model in run.models())
         launched = set().union(*(launches(run.text(event)) for event in run.events() if event.kind == "ops"))
         assert any("all_reduce" in name for name in launched), launched
 
@@ -101,7 +101,7 @@ def test_children(method: str, run_ranks: RunRanks, tmp_path: Path) -> None:
         assert constants_of(child) == [{31}, {32}]
         assert "torch._inductor.config.fx_graph_cache" in child.manifest.caches_bypassed
         assert all(model.compile["guards"] and model.compile["timings_ms"] for model in child.models())
-        assert all("backward" in model.directions() for model in child.models())
+        assert all("backward" in model.graphs() for model in child.models())
 
 
 def constants_of(run: Run) -> list[set[int]]:
@@ -140,7 +140,7 @@ def test_every_graph_of_a_thread_lies_under_its_own_model(threads: tuple[Run, Fi
 
 
 def check_thread(run: Run, model: Any, number: int) -> None:
-    assert {"joint", "forward", "backward"} <= set(model.directions())
+    assert {"joint", "forward", "backward"} <= set(model.graphs())
     graphs = [e for e in model.events if e.kind in ("graph", "ir", "code", "ops") or (e.kind == "pass" and e.changed)]
     per_direction: dict[Any, set[int]] = {}
     for event in graphs:

@@ -78,9 +78,11 @@ def run(tmp_path: Path) -> Path:
     """A run of one graph, a pass that raised nothing and has no step, and a step that did not end."""
     writer = new_run(tmp_path / "runs", argv=["x.py"], pid=1)
     where = Where(model=0, direction="forward", compile_id="0/0")
-    file = written(writer, layout.graph_file(0, "forward", number=0), NESTED, GRAPHS)
+    file = written(writer, layout.graph_file(Where(model=0, direction="forward"), number=0), NESTED, GRAPHS)
     writer.event(where=where, kind="graph", name="aot_forward_graph", file=file, nodes_after=15)
-    file = writer.write_text(layout.ir_file(0, "forward", "original", number=1), "op0: ExternKernel\n")
+    file = writer.write_text(
+        layout.ir_file(Where(model=0, direction="forward"), "original", number=1), "op0: ExternKernel\n"
+    )
     writer.event(where=where, kind="ir", name="aot_forward_original_graph", file=file)
     own = Where(model=0, direction="forward", pass_name="mine")
     writer.event(where=own, kind="pass", name="mine", changed=False, elapsed_ns=2000, nodes_before=15, nodes_after=15)

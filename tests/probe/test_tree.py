@@ -68,7 +68,7 @@ def test_each_part_of_the_function_and_each_shape_is_a_model_with_its_reason(col
 def test_each_late_backward_lies_under_its_own_model(collected: tuple[Run, Any]) -> None:
     run = collected[0]
     for model in run.models():
-        assert {"joint", "forward", "backward", "pre_grad"} <= set(model.directions())
+        assert {"joint", "forward", "backward", "pre_grad"} <= set(model.graphs())
         assert facts(run)[model.number]["timings_ms"]["backward.entire_backward"] > 0
     # The sequence length is in the backward's shapes: 16 under the first model, 24 under its recompile.
     texts = {n: run.text(run.find(f"model__{n}/backward/graph")) for n in (0, 2)}

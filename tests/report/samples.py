@@ -165,7 +165,7 @@ class MadeRun:
 
     def _forward(self) -> None:
         where = Where(model=0, compile_id="0/0", direction="forward", phase="post_grad_passes")
-        first = written(self.writer, layout.graph_file(0, "forward", number=0), graph(self.file))
+        first = written(self.writer, layout.graph_file(Where(model=0, direction="forward"), number=0), graph(self.file))
         self.writer.event(where=where, kind="graph", name="aot_forward_graph", file=first)
         self.add_pass("remove_noop_ops", graph(self.file, fused=True), removed=("alias",))
         self.add_pass("idle_pass", None)
@@ -184,14 +184,16 @@ class MadeRun:
         where = Where(model=0, direction="forward", phase="post_grad_passes", pass_name=name)
         file: WrittenFile | None = None
         if after is not None:
-            file = written(self.writer, layout.pass_file(0, "forward", name, number=number), after)
+            file = written(
+                self.writer, layout.pass_file(Where(model=0, direction="forward"), name, number=number), after
+            )
         self.writer.event(
             where=where,
             kind="pass",
             name=name,
             file=file,
             changed=after is not None,
-            before=layout.graph_file(0, "forward", number=0),
+            before=layout.graph_file(Where(model=0, direction="forward"), number=0),
             elapsed_ns=2_500_000,
             nodes_before=6,
             nodes_after=6 - len(removed),

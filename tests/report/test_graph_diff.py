@@ -215,14 +215,16 @@ def record(
     graph = writer.write_text(layout.dynamo_file(0), START.format(file=file))
     writer.event(where=Where(model=0, phase="dynamo"), kind="graph", name="dynamo_out_graph", file=graph)
     forward = Where(model=0, direction="forward", phase="post_grad_passes")
-    graph = writer.write_text(layout.graph_file(0, "forward", number=0), START.format(file=file))
+    graph = writer.write_text(layout.graph_file(Where(model=0, direction="forward"), number=0), START.format(file=file))
     writer.event(where=forward, kind="graph", name="aot_forward_graph", file=graph)
     if fused is not None:
-        graph = writer.write_text(layout.pass_file(0, "forward", "fuse", number=1), fused.format(file=file))
+        graph = writer.write_text(
+            layout.pass_file(Where(model=0, direction="forward"), "fuse", number=1), fused.format(file=file)
+        )
         where = msgspec.structs.replace(forward, pass_name="fuse")
         writer.event(where=where, kind="pass", name="fuse", file=graph, changed=True)
     text = kernel + CODE.format(user=user, hash=("a2" if user == "me" else "b3") * 25 + "x", number=number)
-    code = writer.write_text(layout.code_file(0, "forward"), text)
+    code = writer.write_text(layout.code_file(Where(model=0, direction="forward")), text)
     where = Where(model=0, direction="forward", phase="codegen")
     writer.event(where=where, kind="code", name="output_code", file=code)
     writer.close("finished")
@@ -305,7 +307,9 @@ def test_json_names_the_first_difference(tmp_path: Path) -> None:
     assert document["differences"][0]["digest_a"] != document["differences"][0]["digest_b"]
 
 
-@pytest.mark.parametrize("name", [layout.code_file(0, "forward"), layout.EVENTS, layout.COMPILER_SETTINGS])
+@pytest.mark.parametrize(
+    "name", [layout.code_file(Where(model=0, direction="forward")), layout.EVENTS, layout.COMPILER_SETTINGS]
+)
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\x00{")], ids=["gone", "damaged"])
 def test_damaged_run_is_never_the_same(tmp_path: Path, name: str, damage: Callable[[Path], object]) -> None:
     a, b = record(tmp_path / "a"), record(tmp_path / "b")
@@ -313,7 +317,7 @@ def test_damaged_run_is_never_the_same(tmp_path: Path, name: str, damage: Callab
     result = invoke("diff", a.run_dir, b.run_dir)
     assert "SAME" not in result.output
     assert result.exit_code in (1, 125)
-    if name != layout.code_file(0, "forward") or not (b.tool_dir / name).exists():
+    if name != layout.code_file(Where(model=0, direction="forward")) or not (b.tool_dir / name).exists():
         assert "not compared:" in result.output
 
 

@@ -28,10 +28,10 @@ def writer(tmp_path: Path) -> RunWriter:
     facts |= {"recompile_reason": "shape [3] of x"}
     file = writer.write_text(layout.compile_file(0), json.dumps(facts))
     writer.event(where=Where(model=0), kind="compile", name="compile", file=file)
-    file = writer.write_text(layout.graph_file(0, "forward", number=0), "x" * 2048)
+    file = writer.write_text(layout.graph_file(Where(model=0, direction="forward"), number=0), "x" * 2048)
     writer.event(where=FORWARD, kind="graph", name="aot_forward_graph", file=file)
     where = Where(model=0, direction="forward", pass_name="fuse")
-    file = writer.write_text(layout.pass_file(0, "forward", "fuse", number=1), "y")
+    file = writer.write_text(layout.pass_file(Where(model=0, direction="forward"), "fuse", number=1), "y")
     writer.event(
         where=where, kind="pass", name="fuse", file=file, changed=True, added="abc", removed="d", elapsed_ns=2_500_000
     )

@@ -27,7 +27,7 @@ class Recorder:
         self.number = 0
 
     def graph(self, model: int, direction: Direction, text: str = "graph", subgraph: str | None = None) -> None:
-        path = layout.graph_file(model, direction, number=self.take())
+        path = layout.graph_file(Where(model=model, direction=direction), number=self.take())
         where = Where(model=model, compile_id=f"{model}/0", direction=direction, subgraph=subgraph)
         self.put("graph", where, layout.graph_name(direction), path, text)
 
@@ -44,7 +44,7 @@ class Recorder:
         if text is None:
             self.writer.event(where=where, kind="pass", name=name, changed=False)
         else:
-            path = layout.pass_file(model, direction, name, number=self.take())
+            path = layout.pass_file(Where(model=model, direction=direction), name, number=self.take())
             self.put("pass", where, name, path, text, changed=True)
 
     def put(self, kind: str, where: Where, name: str, path: str, text: str, **fields: object) -> None:
@@ -77,17 +77,29 @@ def sample(root: Path) -> RunWriter:
     where = Where(model=0, direction="forward")
     stages: tuple[Literal["original", "optimized"], ...] = ("original", "optimized")
     for stage in stages:
-        path = layout.ir_file(0, "forward", stage, number=record.take())
+        path = layout.ir_file(Where(model=0, direction="forward"), stage, number=record.take())
         record.put("ir", where, layout.ir_name("forward", stage), path, stage)
-    record.put("code", where, "output_code", layout.code_file(0, "forward"), "code")
-    record.put("ops", Where(model=0, direction="forward", step=0), "captured_ops", layout.ops_file(0, "forward"), "{}")
+    record.put("code", where, "output_code", layout.code_file(Where(model=0, direction="forward")), "code")
+    record.put(
+        "ops",
+        Where(model=0, direction="forward", step=0),
+        "captured_ops",
+        layout.ops_file(Where(model=0, direction="forward")),
+        "{}",
+    )
     record.put("compile", Where(model=0), "compile", layout.compile_file(0), "{}")
     record.put("compile", Where(model=0), "compile", layout.compile_file(0), '{"function": "f"}')
     record.graph(1, "forward", "other")
     record.graph(1, "backward", "back")
     record.a_pass("boom", "fused in 1", model=1, direction="backward")
     failed = Where(model=1, direction="backward", pass_name="crash")
-    record.put("failure", failed, "crash", layout.failure_file(1, "backward", "crash", number=9), "Traceback")
+    record.put(
+        "failure",
+        failed,
+        "crash",
+        layout.failure_file(Where(model=1, direction="backward"), "crash", number=9),
+        "Traceback",
+    )
     writer.close("finished")
     return writer
 
@@ -95,8 +107,8 @@ def sample(root: Path) -> RunWriter:
 def test_models_and_directions(run: Run) -> None:
     first, second = run.models()
     assert (first.number, first.compile_id, first.compile) == (0, "0/0", {"function": "f"})
-    assert list(first.directions()) == ["pre_grad", "forward"]
-    assert list(second.directions()) == ["forward", "backward"]
+    assert list(first.graphs()) == ["pre_grad", "forward"]
+    assert list(second.graphs()) == ["forward", "backward"]
     assert second.compile == {}
     assert run.state == "finished"
     assert run.problems == []
@@ -204,8 +216,8 @@ def test_a_pass_whose_file_was_not_written(tmp_path: Path) -> None:
 
 
 def test_verify_sees_what_changed_and_what_is_gone(run: Run) -> None:
-    (run.tool_dir / layout.code_file(0, "forward")).write_text("Code")
-    (run.tool_dir / layout.ops_file(0, "forward")).unlink()
+    (run.tool_dir / layout.code_file(Where(model=0, direction="forward"))).write_text("Code")
+    (run.tool_dir / layout.ops_file(Where(model=0, direction="forward"))).unlink()
     assert [(found.path, found.problem) for found in run.verify()] == [
         ("model__0/forward/output_code.py", "changed"),
         ("model__0/forward/captured_ops.json", "missing"),

@@ -41,7 +41,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert run.run_dir.name.endswith("-rank_3")
     assert (run.tool_dir / layout.RESERVE).stat().st_size == RESERVE_BYTES
     assert json.loads((run.tool_dir / layout.MANIFEST).read_text())["schema"] == 1
-    path = layout.graph_file(0, "forward", number=0)
+    path = layout.graph_file(Where(model=0, direction="forward"), number=0)
     file = run.write_text(path, "gräph\ud800")
     assert file is not None
     data = (run.tool_dir / path).read_bytes()
@@ -127,7 +127,9 @@ def test_eight_threads_write_events_and_files(tmp_path: Path) -> None:
     def work(model: int) -> None:
         barrier.wait(30)
         for number in range(50):
-            file = run.write_text(layout.graph_file(model, "forward", number=number), f"{model} {number} " * 50)
+            file = run.write_text(
+                layout.graph_file(Where(model=model, direction="forward"), number=number), f"{model} {number} " * 50
+            )
             run.event(where=Where(model=model, direction="forward"), kind="graph", name="n" * 300, file=file)
 
     with ThreadPoolExecutor(8) as threads:
@@ -140,7 +142,7 @@ def test_eight_threads_write_events_and_files(tmp_path: Path) -> None:
     assert opened.manifest.collected_files == 400
     for model in opened.models():
         assert [event.path for event in model.events] == [
-            layout.graph_file(model.number, "forward", number=number) for number in range(50)
+            layout.graph_file(Where(model=model.number, direction="forward"), number=number) for number in range(50)
         ]
 
 
@@ -169,7 +171,7 @@ def test_the_budget_is_never_exceeded(tmp_path: Path, max_bytes: int) -> None:
     floor = (run.tool_dir / layout.MANIFEST).stat().st_size
     kept = 0
     for number in range(200):
-        file = run.write_bytes(layout.graph_file(0, "forward", number=number), b"x" * 2000)
+        file = run.write_bytes(layout.graph_file(Where(model=0, direction="forward"), number=number), b"x" * 2000)
         kept += file is not None
         run.event(where=WHERE, kind="graph", name=f"graph {number}", file=file)
         run.append_text("debug.log", "y" * 100)
@@ -250,7 +252,7 @@ def test_a_run_deleted_under_the_writer(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     shutil.rmtree(run.run_dir)
     for number in range(3):
-        assert run.write_text(layout.graph_file(0, "forward", number=number), "x") is None
+        assert run.write_text(layout.graph_file(Where(model=0, direction="forward"), number=number), "x") is None
     assert len(run.manifest.missing) == 1
     assert run.manifest.missing[0].startswith("3 files (3 B) not written: No such file or directory")
     run.event(where=WHERE, kind="note", name="into nothing")
@@ -357,20 +359,27 @@ DIRECTIONS = st.sampled_from(get_args(Direction))
 
 
 def test_names_are_those_of_the_documented_tree() -> None:
-    assert layout.graph_file(0, "forward", number=0) == "model__0/forward/000_aot_forward_graph.txt"
     assert (
-        layout.pass_file(1, "backward", "remove noop/ops", number=12)
+        layout.graph_file(Where(model=0, direction="forward"), number=0) == "model__0/forward/000_aot_forward_graph.txt"
+    )
+    assert (
+        layout.pass_file(Where(model=1, direction="backward"), "remove noop/ops", number=12)
         == "model__1/backward/012_aot_backward_graph_after_remove_noop_ops.txt"
     )
-    assert layout.graph_file(0, "joint", number=3) == "model__0/joint/003_aot_joint_graph.txt"
-    assert layout.graph_file(0, "pre_grad", number=0) == "model__0/pre_grad/000_pre_grad_graph.txt"
+    assert layout.graph_file(Where(model=0, direction="joint"), number=3) == "model__0/joint/003_aot_joint_graph.txt"
     assert (
-        layout.ir_file(2, "forward", "optimized", number=7, extension="pbtxt")
+        layout.graph_file(Where(model=0, direction="pre_grad"), number=0) == "model__0/pre_grad/000_pre_grad_graph.txt"
+    )
+    assert (
+        layout.ir_file(Where(model=2, direction="forward"), "optimized", number=7, extension="pbtxt")
         == "model__2/forward/007_aot_forward_optimized_graph.pbtxt"
     )
-    assert layout.failure_file(0, "forward", "f", number=1234) == "model__0/forward/1234_aot_forward_FAILED_f.txt"
-    assert layout.ops_file(0, "forward") == "model__0/forward/captured_ops.json"
-    assert layout.code_file(0, "backward") == "model__0/backward/output_code.py"
+    assert (
+        layout.failure_file(Where(model=0, direction="forward"), "f", number=1234)
+        == "model__0/forward/1234_aot_forward_FAILED_f.txt"
+    )
+    assert layout.ops_file(Where(model=0, direction="forward")) == "model__0/forward/captured_ops.json"
+    assert layout.code_file(Where(model=0, direction="backward")) == "model__0/backward/output_code.py"
     assert layout.compile_file(0) == "model__0/compile.json"
     assert layout.dynamo_file(0) == "model__0/dynamo_out_graph.txt"
     assert layout.graph_name("forward") == "aot_forward_graph"
@@ -395,11 +404,15 @@ def test_ordinary_pass_names_are_kept(name: str) -> None:
 
 @given(DIRECTIONS, st.lists(st.text(max_size=20), min_size=2, max_size=6))
 def test_numbers_keep_files_apart(direction: Direction, names: list[str]) -> None:
-    paths = [layout.pass_file(0, direction, name, number=number) for number, name in enumerate(names)]
+    paths = [
+        layout.pass_file(Where(model=0, direction=direction), name, number=number) for number, name in enumerate(names)
+    ]
     assert len({path.casefold() for path in paths}) == len(names)
     assert all(len(path.rsplit("/", 1)[-1]) < 200 and path.count("/") == 2 for path in paths)
 
 
 @given(DIRECTIONS, st.integers(0, 998))
 def test_files_sort_in_their_order(direction: Direction, number: int) -> None:
-    assert layout.pass_file(0, direction, "zzz", number=number) < layout.graph_file(0, direction, number=number + 1)
+    assert layout.pass_file(Where(model=0, direction=direction), "zzz", number=number) < layout.graph_file(
+        Where(model=0, direction=direction), number=number + 1
+    )

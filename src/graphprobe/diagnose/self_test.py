@@ -110,7 +110,7 @@ def _traces(t: Trials) -> bool:
     run = graphprobe.open_run(t.run())
     kinds = {event.kind for event in run.events()}
     wanted = {"pass", "code", "ops"} if t.backend == "inductor" else {"graph"}
-    return run.models()[0].directions().keys() >= {"joint", "forward", "backward"} and kinds >= wanted
+    return run.models()[0].graphs().keys() >= {"joint", "forward", "backward"} and kinds >= wanted
 
 
 def _names_while_lowering(t: Trials) -> bool:

@@ -105,6 +105,8 @@ def _tap_stage2(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
                     return plain()
             else:
                 token = frame.token
+            model = token
+            token = to.tell("aot piece", lambda: to.observer.aot_begins(model), model)
             called: list[str] = []
             made: dict[str, Any] = {}
             joint = capture.graph_module

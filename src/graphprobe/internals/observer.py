@@ -58,6 +58,9 @@ class CompileObserver(Protocol):
     def caches_bypassed(self, token: object, names: list[str]) -> None:
         """These graph caches are off while the model is compiled."""
 
+    def aot_begins(self, token: object) -> object:
+        """AOTAutograd begins on the model's graph, or on a piece of it. Returns the token of the later calls."""
+
     def aot_graph(self, frame: Frame, gm: Any) -> None:
         """AOTAutograd made the joint, forward or backward graph."""
 

@@ -36,11 +36,10 @@ class InputSaver:
 
     def __init__(self, owner: Owner, where: Where, *, donated: Sequence[int] = ()) -> None:
         """`donated` are inputs that the graph may use up as scratch memory: what is left in them means nothing."""
-        assert where.model is not None and where.direction is not None
         self._owner, self._writer = owner, owner.writer
         self._where = where
         self._donated = tuple(donated)
-        self._folder = layout.direction_folder(where.model, where.direction)
+        self._folder = layout.graph_folder(where)
         self._lock = threading.Lock()
         self._done = False
 

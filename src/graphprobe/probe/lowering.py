@@ -176,11 +176,10 @@ class LaunchRecorder:
             self._owner.failed_with("captured ops", error)
 
     def _write(self, launches: list[Launch], captured: bool) -> None:
-        assert self._where.model is not None and self._where.direction is not None
         buffers = [self._tap.buffers(launch) for launch in launches]
         source = FROM_CAPTURE if captured else FROM_WRAPPER
         text = chrome_trace(launches, buffers, nodes_by_launch(buffers, self._nodes), source, self._cuda)
-        file = self._writer.write_text(layout.ops_file(self._where.model, self._where.direction), text)
+        file = self._writer.write_text(layout.ops_file(self._where), text)
         where = msgspec.structs.replace(self._where, phase="run", step=self._calls - 1)
         if file is not None:
             self._writer.event(where=where, kind="ops", name="captured_ops", file=file, nodes_after=len(launches))
@@ -229,10 +228,9 @@ class LoweringRecorder:
     def __init__(
         self, owner: Owner, where: Where, trail: Trail, settings: Settings, note: Callable[[str], None]
     ) -> None:
-        assert where.model is not None and where.direction is not None
+        assert where.direction is not None
         self._owner, self._writer = owner, owner.writer
         self._where = where
-        self._model: int = where.model
         self._direction: Direction = where.direction
         self._trail = trail
         self._settings = settings
@@ -285,7 +283,7 @@ class LoweringRecorder:
             donated=self._donated,
             options=self._options,
         )
-        path = partial(layout.ir_file, self._model, self._direction, stage, extension=extension, nested=nested)
+        path = partial(layout.ir_file, self._where, stage, extension=extension, nested=nested)
         file = self._trail.write_numbered(lambda number: path(number=number), view.source)
         where = msgspec.structs.replace(self._where, phase="lowering", subgraph=nested)
         name = layout.ir_name(self._direction, stage)
@@ -299,7 +297,7 @@ class LoweringRecorder:
         self._code_path = path
         self._code = Path(path).read_text("utf-8")
         script = output_code_source(self._code, constants=inductor.module_constants(), inputs=self._examples)
-        file = self._writer.write_text(layout.code_file(self._model, self._direction), script.source)
+        file = self._writer.write_text(layout.code_file(self._where), script.source)
         where = msgspec.structs.replace(self._where, phase="codegen")
         self._writer.event(where=where, kind="code", name="output_code", file=file)
         if file is not None:

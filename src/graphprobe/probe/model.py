@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -55,15 +56,12 @@ class ModelRecorder:
         self.where = Where(rank=rank, model=number, compile_id=facts.compile_id)
         self._lock = threading.RLock()
         self._graph_facts = GraphFacts(owner.writer, number, self.note)
-        self._trails: dict[Direction, Trail] = {}
-        self._lowerings: dict[Direction, LoweringRecorder] = {}
+        self._has_graph()
+        self.pieces: list[ModelRecorder] = [self]
+        """Of the whole model: itself, and a recorder for each further piece that the backend compiles by itself."""
         self._dynamo: Any = None
         self._told = False
         self._kernels_by = "triton"
-        self._given: dict[Direction, str] = {}
-        self.saw_aot = False
-        self.compiling: dict[Direction, int | None] = {}
-        """The step of the graph that AOTAutograd has handed to the backend."""
         self.facts = CompileFacts(
             compile_id=facts.compile_id,
             function=facts.function,
@@ -77,6 +75,31 @@ class ModelRecorder:
         )
         if facts.graph_break is not None:
             self.facts.graph_break = {"reason": facts.graph_break, "user_stack": facts.break_stack}
+
+    def _has_graph(self) -> None:
+        """Begin without any graph."""
+        self._trails: dict[Direction, Trail] = {}
+        self._lowerings: dict[Direction, LoweringRecorder] = {}
+        self._given: dict[Direction, str] = {}
+        self.saw_aot = False
+        self.compiling: dict[Direction, int | None] = {}
+        """The step of the graph that AOTAutograd has handed to the backend."""
+
+    def next_piece(self) -> ModelRecorder:
+        """The recorder of the graph that AOTAutograd begins on next: this, or that of a further piece of the model."""
+        with self._lock:
+            if self.pieces[-1].saw_aot:
+                piece = copy.copy(self)
+                piece._has_graph()
+                piece.where = msgspec.structs.replace(self.where, piece=len(self.pieces))
+                self.pieces.append(piece)
+            return self.pieces[-1]
+
+    def begin_piece(self) -> ModelRecorder:
+        """AOTAutograd begins."""
+        piece = self.next_piece()
+        piece.saw_aot = True
+        return piece
 
     def trail(self, direction: Direction) -> Trail:
         """The recorder of one of the model's graphs."""
@@ -129,7 +152,6 @@ class ModelRecorder:
 
     def compiles(self, direction: Direction, gm: Any) -> None:
         """AOTAutograd hands a graph to a compiler."""
-        self.saw_aot = True
         trail = self.trail(direction)
         trail.graph(gm, phase="aot")
         self._given[direction] = trail.text
@@ -164,11 +186,11 @@ class ModelRecorder:
         name = layout.ir_name(direction, stage) if self.saw_aot else f"{direction}_{stage}_graph"
         view = fx_file(extension, gm, title=f"model__{self.number} {direction}", eager=not self.saw_aot)
         trail = self.trail(direction)
+        where = msgspec.structs.replace(self.where, direction=direction, phase="backend")
         file = trail.write_numbered(
-            lambda number: layout.backend_graph_file(self.number, direction, name, number=number, extension=extension),
+            lambda number: layout.backend_graph_file(where, name, number=number, extension=extension),
             view.source,
         )
-        where = msgspec.structs.replace(self.where, direction=direction, phase="backend")
         self.writer.event(where=where, kind="ir", name=name, file=file, nodes_after=len(gm.graph.nodes))
         self._graph_facts.write(file, self._graph_facts.take(gm))
         if file is not None:
@@ -206,7 +228,7 @@ class ModelRecorder:
         """The backend raised: into `compile.json`, and as an event if no pass has claimed the error."""
         with self._lock:
             self.facts.failure = f"{type(error).__name__}: {error}"
-            claimed = any(trail.has_told(error) for trail in self._trails.values())
+            claimed = any(trail.has_told(error) for piece in self.pieces for trail in piece._trails.values())
             gm, self._dynamo = self._dynamo, None
         if not claimed:
             frame = Frame(self, "forward", "backend")

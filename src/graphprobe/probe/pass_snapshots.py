@@ -69,11 +69,10 @@ class Trail:
     """
 
     def __init__(self, writer: RunWriter, where: Where, facts: GraphFacts) -> None:
-        assert where.model is not None and where.direction is not None
+        assert where.direction is not None
         self._writer = writer
         self._facts = facts
         self._where = where
-        self._model: int = where.model
         self._direction: Direction = where.direction
         self._lock = threading.RLock()
         self._number = 0
@@ -95,7 +94,7 @@ class Trail:
             snapshot = self._snapshot_of(gm, text=text)
             self._last[None] = snapshot
             name = layout.graph_name(self._direction)
-            snapshot.file = self._write(layout.graph_file(self._model, self._direction, number=self._number), snapshot)
+            snapshot.file = self._write(layout.graph_file(self._where, number=self._number), snapshot)
             self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=len(snapshot.names))
 
     def phase_begins(self, frame: Frame, gm: Any) -> str | None:
@@ -193,7 +192,7 @@ class Trail:
             trace = "".join(traceback.format_exception(error))
             head = "".join(f"# {line}\n" for line in f"{name} raised:\n{trace}".splitlines())
             seen = graph or (last.text if last is not None else "# (none was seen)")
-            path = layout.failure_file(self._model, self._direction, name, number=self._number, aot=graph is None)
+            path = layout.failure_file(self._where, name, number=self._number, aot=graph is None)
             file = self._writer.write_text(path, f"{head}\n# The graph before it:\n{seen}\n")
             self._number += file is not None
             self._facts.write(file, graphs if graph is not None or last is None else last.graphs)
@@ -297,7 +296,7 @@ class Trail:
             last.print = print_
             return last
         if last is not None and last.file is None and label is not None:
-            path = layout.pass_file(self._model, self._direction, f"start__{label}", number=self._number)
+            path = layout.pass_file(self._where, f"start__{label}", number=self._number)
             last.file = self._write(path, last)
             self._event("graph", label, phase=None, label=label, file=last.file, nodes_after=len(last.names))
         snapshot = self._snapshot_of(gm, marks=marks, text=text)
@@ -305,7 +304,7 @@ class Trail:
             if label is not None and (around is None or label.startswith(f"{around}.")):
                 outer.nested.add(label)
         suffix = f"__{label}" if label is not None else ""
-        path = layout.pass_file(self._model, self._direction, f"{name}{suffix}", number=self._number)
+        path = layout.pass_file(self._where, f"{name}{suffix}", number=self._number)
         snapshot.file = self._write(path, snapshot)
         self._last[label] = snapshot
         return snapshot

@@ -171,8 +171,9 @@ class Session:
             return None
         result = model.ends(compiled)
         model.write_facts()
-        for direction in ("pre_grad", "joint", "forward"):
-            model.settle(direction)
+        for piece in model.pieces:
+            for direction in ("pre_grad", "joint", "forward"):
+                piece.settle(direction)
         return result
 
     def caches_bypassed(self, token: Any, names: list[str]) -> None:
@@ -189,9 +190,12 @@ class Session:
             if not set(names) <= set(known):
                 self.writer.update(caches_bypassed=sorted({*known, *names}))
 
+    def aot_begins(self, token: Any) -> object:
+        model: ModelRecorder = token
+        return model.begin_piece()
+
     def aot_graph(self, frame: Frame, gm: Any) -> None:
         model: ModelRecorder = frame.token
-        model.saw_aot = True
         model.trail(_direction(frame)).graph(gm, phase="aot")
 
     def aot_compiles(self, frame: Frame, gm: Any) -> None:
@@ -324,6 +328,8 @@ class Session:
 
     def _trail(self, frame: Frame) -> Trail:
         model: ModelRecorder = frame.token
+        if frame.direction == "pre_grad":  # AOTAutograd has not begun on the graph: of which piece it is, nobody said
+            model = model.next_piece()
         return model.trail(_direction(frame))
 
     def _log_line(self, logger: str, line: str) -> None:

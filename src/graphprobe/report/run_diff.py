@@ -231,11 +231,11 @@ def _name(model: Model) -> str:
 def _stages(model: Model) -> list[Event]:
     """The events of the model that are stages, one direction after the other."""
     found = [event for event in model.events if event.kind in COMPARED]
-    return sorted(found, key=lambda event: (ORDER.index(event.where.direction), event.seq))
+    return sorted(found, key=lambda event: (event.where.piece or 0, ORDER.index(event.where.direction), event.seq))
 
 
 def _key(event: Event) -> Hashable:
-    return event.kind, event.name, event.where.direction, event.where.pass_name, event.where.subgraph
+    return event.kind, event.name, event.where.graph, event.where.pass_name, event.where.subgraph
 
 
 def _aligned(

@@ -178,9 +178,9 @@ def _tree(run: Run, show_all: bool) -> Tree:
         for event in model.events:
             if event.where.direction is None and event.path is not None:
                 branch.add(_event_line(run, event, addresses))
-        for direction, events in model.directions().items():
+        for graph, events in model.graphs().items():
             shown = [event for event in events if show_all or _is_shown(event)]
-            twig = branch.add(Text(direction, "bold"))
+            twig = branch.add(Text(graph, "bold"))
             listed: set[str | None] = {None}
             for event in shown:
                 twig.add(_event_line(run, event, addresses, again=event.path in listed and event.path is not None))

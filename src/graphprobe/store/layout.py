@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Literal
 
 from graphprobe.errors import ArtifactNotFoundError
-from graphprobe.records import Direction, Event
+from graphprobe.records import Direction, Event, Where
 
 ROOT = "torch_compile_debug"
 """Where runs are written by default, in the working directory: torch's own name for it."""
@@ -67,60 +67,52 @@ def model_folder(model: int) -> str:
     return f"model__{model}"
 
 
-def direction_folder(model: int, direction: Direction) -> str:
-    """`model__N/forward` and its like."""
-    return f"{model_folder(model)}/{direction}"
+def graph_folder(where: Where) -> str:
+    """`model__N/forward` and its like; `model__N/piece_K/forward` of a piece that the backend compiles by itself."""
+    assert where.model is not None
+    return f"{model_folder(where.model)}/{where.graph}"
 
 
-def graph_file(model: int, direction: Direction, *, number: int) -> str:
+def graph_file(where: Where, *, number: int) -> str:
     """The graph as a direction starts with it: `model__0/forward/000_aot_forward_graph.txt`."""
-    return _numbered(model, direction, number, "graph", "txt")
+    return _numbered(where, number, "graph", "txt")
 
 
-def pass_file(model: int, direction: Direction, pass_name: str, *, number: int) -> str:
+def pass_file(where: Where, pass_name: str, *, number: int) -> str:
     """The graph after a pass: `model__0/forward/001_aot_forward_graph_after_<pass>.txt`."""
-    return _numbered(model, direction, number, f"graph_after_{file_name_from_pass(pass_name)}", "txt")
+    return _numbered(where, number, f"graph_after_{file_name_from_pass(pass_name)}", "txt")
 
 
-def ir_file(
-    model: int,
-    direction: Direction,
-    stage: Stage,
-    *,
-    number: int,
-    extension: Extension = "txt",
-    nested: str | None = None,
-) -> str:
+def ir_file(where: Where, stage: Stage, *, number: int, extension: Extension = "txt", nested: str | None = None) -> str:
     """The backend's own graph before or after its optimisation: `…/NNN_aot_forward_original_graph[__<nested>].txt`."""
     suffix = f"__{file_name_from_pass(nested)}" if nested is not None else ""
-    return _numbered(model, direction, number, f"{stage}_graph{suffix}", extension)
+    return _numbered(where, number, f"{stage}_graph{suffix}", extension)
 
 
-def backend_graph_file(model: int, direction: Direction, name: str, *, number: int, extension: Extension) -> str:
+def backend_graph_file(where: Where, name: str, *, number: int, extension: Extension) -> str:
     """The graph that a backend without an IR of its own was given: `…/NNN_<name>.<ext>`."""
-    return f"{direction_folder(model, direction)}/{number:03d}_{file_name_from_pass(name)}.{extension}"
+    return f"{graph_folder(where)}/{number:03d}_{file_name_from_pass(name)}.{extension}"
 
 
-def failure_file(model: int, direction: Direction, pass_name: str, *, number: int, aot: bool = True) -> str:
+def failure_file(where: Where, pass_name: str, *, number: int, aot: bool = True) -> str:
     """What a pass that raised had in hand: `…/NNN_aot_forward_FAILED_<pass>.txt`.
 
     `aot` False: AOTAutograd has not seen the graph, and so its name is not in the file's.
     """
     if not aot:
-        return backend_graph_file(
-            model, direction, f"{direction}_FAILED_{file_name_from_pass(pass_name)}", number=number, extension="txt"
-        )
-    return _numbered(model, direction, number, f"FAILED_{file_name_from_pass(pass_name)}", "txt")
+        name = f"{where.direction}_FAILED_{file_name_from_pass(pass_name)}"
+        return backend_graph_file(where, name, number=number, extension="txt")
+    return _numbered(where, number, f"FAILED_{file_name_from_pass(pass_name)}", "txt")
 
 
-def ops_file(model: int, direction: Direction) -> str:
+def ops_file(where: Where) -> str:
     """What is launched, in order: `…/captured_ops.json`."""
-    return f"{direction_folder(model, direction)}/captured_ops.json"
+    return f"{graph_folder(where)}/captured_ops.json"
 
 
-def code_file(model: int, direction: Direction) -> str:
+def code_file(where: Where) -> str:
     """The code the backend generated: `…/output_code.py`."""
-    return f"{direction_folder(model, direction)}/output_code.py"
+    return f"{graph_folder(where)}/output_code.py"
 
 
 def compile_file(model: int) -> str:
@@ -157,8 +149,9 @@ def file_name_from_pass(pass_name: str) -> str:
     return safe[:MAX_NAME_LENGTH].rstrip("._-") or "unnamed"
 
 
-def _numbered(model: int, direction: Direction, number: int, rest: str, extension: str) -> str:
-    return f"{direction_folder(model, direction)}/{number:03d}_{_STEM[direction]}_{rest}.{extension}"
+def _numbered(where: Where, number: int, rest: str, extension: str) -> str:
+    assert where.direction is not None
+    return f"{graph_folder(where)}/{number:03d}_{_STEM[where.direction]}_{rest}.{extension}"
 
 
 def addresses_from_events(events: Iterable[Event]) -> dict[str, Event]:
@@ -183,7 +176,7 @@ def bare_address(event: Event) -> str:
     where, kind = event.where, event.kind
     folder = "run" if where.model is None else model_folder(where.model)
     if where.model is not None and where.direction is not None:
-        folder = direction_folder(where.model, where.direction)
+        folder = graph_folder(where)
     leaf = event.name
     if kind == "pass":
         leaf = f"after:{where.pass_name or event.name}"

@@ -90,13 +90,13 @@ class Model(msgspec.Struct, frozen=True):
     compile: dict[str, Any]
     events: tuple[Event, ...]
 
-    def directions(self) -> dict[Direction, tuple[Event, ...]]:
-        """The events of each direction that has any, in order."""
-        found: dict[Direction, list[Event]] = {}
+    def graphs(self) -> dict[str, tuple[Event, ...]]:
+        """The events of each graph that has any, in order: of `forward`, or of `piece_1/forward`."""
+        found: dict[str, list[Event]] = {}
         for event in self.events:
             if event.where.direction is not None:
-                found.setdefault(event.where.direction, []).append(event)
-        return {direction: tuple(events) for direction, events in found.items()}
+                found.setdefault(event.where.graph, []).append(event)
+        return {graph: tuple(events) for graph, events in found.items()}
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -447,7 +447,7 @@ def _is_snapshot_of(earlier: Event, event: Event) -> bool:
     ours, theirs = event.where, earlier.where
     if theirs.model != ours.model or earlier.kind not in ("graph", "pass"):
         return False
-    if theirs.direction == ours.direction:
+    if theirs.graph == ours.graph:
         return theirs.subgraph == ours.subgraph
     # The graph that Dynamo handed over is what the first pass before AOT gets.
     return ours.direction == "pre_grad" and theirs.direction is None and ours.subgraph is None

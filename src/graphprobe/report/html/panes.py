@@ -119,14 +119,14 @@ def launches_section(run: Run, models: Sequence[Model], sources: Sources) -> Sec
     table = Table("Launches", COLUMNS)
     left = 0
     for model in models:
-        for direction, events in model.directions().items():
+        for graph, events in model.graphs().items():
             for ops in (event for event in events if event.kind == "ops"):
                 for number, launch in enumerate(launches_of(run, ops)):
                     if table.rows >= MOST_ROWS:
                         left += 1
                         continue
                     place = sources.linked(next(iter(places_of(launch, str)), ""))
-                    row = (f"model__{model.number} {direction}", number, launch.name, place, launch.cat, launch.dur)
+                    row = (f"model__{model.number} {graph}", number, launch.name, place, launch.cat, launch.dur)
                     table.add((*row, launch.targets, ", ".join(launch.args.arguments)))
     if not table.rows:
         return None

@@ -82,7 +82,7 @@ def code_section(run: Run, models: Sequence[Model], sources: Sources) -> Section
     views: list[CodeView] = []
     room, left = MOST_CODE_BYTES, 0
     for model in models:
-        for direction, events in model.directions().items():
+        for name, events in model.graphs().items():
             graph, code = _last(events, "graph", "pass"), _last(events, "code")
             if graph is None or code is None:
                 continue
@@ -92,9 +92,7 @@ def code_section(run: Run, models: Sequence[Model], sources: Sources) -> Section
                 continue
             room -= size
             try:
-                views.append(
-                    _view(run, f"model__{model.number} {direction}", graph, code, _last(events, "ops"), sources)
-                )
+                views.append(_view(run, f"model__{model.number} {name}", graph, code, _last(events, "ops"), sources))
             except ArtifactNotFoundError:
                 left += 1
     if not views:
@@ -225,11 +223,11 @@ def passes_section(run: Run, models: Sequence[Model], sources: Sources) -> Secti
     changed = ran = 0
     for model in models:
         addresses = {event.seq: address for address, event in addresses_from_events(model.events).items()}
-        for direction, events in model.directions().items():
+        for graph, events in model.graphs().items():
             rows = [_row(event, addresses, differ) for event in events if event.kind in ("pass", "failure")]
             if rows:
                 begin = min(row["at"] for row in rows)
-                graphs.append({"title": f"model__{model.number} {direction}", "begin": begin, "passes": rows})
+                graphs.append({"title": f"model__{model.number} {graph}", "begin": begin, "passes": rows})
                 ran += len(rows)
                 changed += sum(bool(row["changed"]) for row in rows)
     if not graphs:
