@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from graphprobe.internals.ir.index import NotEvaluated, evaluate, numbers
 from graphprobe.internals.ir.ops import Nest, TensorOps
+from graphprobe.internals.operators.operators import argument_of
 
 HALVES = (torch.float16, torch.bfloat16)
 MULTI_OUT: Any = getattr(ir, "ExternKernelMultiOut", ())
@@ -235,11 +236,8 @@ def _draws(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a call draws random numbers; an attention without dropout does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
         return False
-    names = [argument.name for argument in function._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    at = names.index("dropout_p")
-    return bool(kwargs.get("dropout_p", args[at] if at < len(args) else function._schema.arguments[at].default_value))
+    dropped = argument_of(function, args, kwargs, "dropout_p")
+    return dropped is None or bool(dropped)
 
 
 def _named(name: str) -> Callable[..., Any]:
