@@ -89,4 +89,4 @@ def patches(observer: StepObserver) -> list[Patch]:
 
         return run_step
 
-    return [advised(TAP, module, attribute, step(attribute, *what)) for module, attribute, *what in STEPS]
+    return [advised(TAP, module, name, step(name, component, what)) for module, name, component, what in STEPS]

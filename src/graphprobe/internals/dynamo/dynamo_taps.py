@@ -24,16 +24,11 @@ def current_compile_id() -> str | None:
 def compiled_before() -> list[str]:
     """`function (file:line)` of every function that already holds code compiled by Dynamo."""
     convert_frame = sys.modules.get("torch._dynamo.convert_frame")
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
-    if convert_frame is None or entries is None:
+    if convert_frame is None:
         return []
-    found = []
-    for reference in list(getattr(convert_frame.input_codes, "seen", [])):
-        code = reference() if callable(reference) else reference
-        if code is not None and entries(code):
-            found.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
-    return found
+    entries = sys.modules["torch._dynamo.eval_frame"]._debug_get_cache_entry_list
+    codes = [reference() for reference in list(convert_frame.input_codes.seen)]
+    return [f"{c.co_name} ({c.co_filename}:{c.co_firstlineno})" for c in codes if c is not None and entries(c)]
 
 
 def torch_run_dir() -> str | None:

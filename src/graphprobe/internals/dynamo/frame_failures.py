@@ -182,7 +182,7 @@ def _user_stack(error: BaseException) -> list[tuple[str, int, str, str]]:
 def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[list[tuple[Any, list[int]]], list[str]]:
     """What Dynamo has learnt from earlier calls of the function; it is not in the arguments themselves."""
     pgo: Any = sys.modules.get("torch._dynamo.pgo")
-    if not all(hasattr(pgo, name) for name in ("get_code_state", "CodeId")):
+    if pgo is None:
         return [], []
     states, key = pgo.get_code_state(), _code_id(pgo, code, closure)
     if key not in states:
@@ -193,7 +193,7 @@ def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[l
         dims = [i for i in range(len(sizes)) if entry.is_size_dynamic(i)]
         value = _value_at(name, locals)
         if not dims:
-            if isinstance(value, int | float) and entry.scalar is getattr(pgo, "auto_dynamic", object()):
+            if isinstance(value, int | float) and entry.scalar is pgo.auto_dynamic:
                 unresolved.append(f"{name} (a number)")
             continue
         if value is None:

@@ -139,8 +139,8 @@ def watched(
         require(module, name, purpose=PURPOSE)
     _here.innermost = outer if all_threads else found
     try:
-        for (module, name), advice in ((REPORT, log_ir_post_fusion), (COMPILE, compile_to_module)):
-            patches.apply(sys.modules[module], advised("lowered", module, name, advice))
+        patches.apply(sys.modules[REPORT[0]], advised("lowered", *REPORT, log_ir_post_fusion))
+        patches.apply(sys.modules[COMPILE[0]], advised("lowered", *COMPILE, compile_to_module))
         yield found
     finally:
         patches.undo()

@@ -188,14 +188,9 @@ class BackwardRuns:
 def global_hooks() -> int:
     """How many global hooks there are on modules, of whatever kind."""
     module = torch.nn.modules.module
-    names = (
-        "_global_backward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_forward_hooks",
-        "_global_forward_hooks_always_called",
-    )
-    return sum(len(getattr(module, name, ())) for name in names)
+    backward: tuple[Any, ...] = (module._global_backward_pre_hooks, module._global_backward_hooks)
+    forward: tuple[Any, ...] = (module._global_forward_pre_hooks, module._global_forward_hooks)
+    return sum(map(len, (*backward, *forward, module._global_forward_hooks_always_called)))
 
 
 def take_out(mode: object) -> int | None:

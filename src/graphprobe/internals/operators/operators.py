@@ -175,8 +175,7 @@ def define_side_effect(name: str, arguments: str, kernel: Callable[..., None]) -
         arguments: as in a schema, e.g. `Tensor t, str name`.
         kernel: gets the arguments as they are. It must not raise, change a tensor, or keep one.
     """
-    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
-    _library.define(f"{name}({arguments}) -> ()", tags=() if tag is None else (tag,))
+    _library.define(f"{name}({arguments}) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphprobe::{name}", _nothing, lib=_library)
     operator = getattr(torch.ops.graphprobe, name).default
