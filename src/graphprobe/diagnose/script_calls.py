@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from graphprobe.internals.dynamo.compile_calls import Compiled
 
@@ -102,32 +102,27 @@ class CallBefore:
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], changed: set[int]) -> None:
-        self._call, self._changed = (tuple(args), dict(kwargs)), changed
+        from graphprobe.internals import tensors  # once the program has imported torch
+
+        self._trees, self._call, self._changed = tensors, (tuple(args), dict(kwargs)), changed
         self._versions = self._versions_now()
         self._copies: dict[int, Any] = {}
         with contextlib.suppress(Exception):  # a tensor that cannot be copied, inside of a transform for instance
-            leaves = self._leaves()
+            leaves = self._trees.tree_leaves(self._call)
             self._copies = {i: leaves[i].detach().clone().requires_grad_(leaves[i].requires_grad) for i in changed}
 
     def before(self) -> tuple[Any, Mapping[str, Any]]:
         """The arguments, once the call was made."""
         now = self._versions_now()
         self._changed |= {i for i, version in now.items() if version != self._versions.get(i)}
-        from graphprobe.internals.tensors import tree_map
-
         numbers = itertools.count()
-        call: tuple[Any, Mapping[str, Any]] = tree_map(lambda leaf: self._copies.get(next(numbers), leaf), self._call)
-        return call
-
-    def _leaves(self) -> list[Any]:
-        from graphprobe.internals.tensors import tree_leaves
-
-        return tree_leaves(self._call)
+        call = self._trees.tree_map(lambda leaf: self._copies.get(next(numbers), leaf), self._call)
+        return cast("tuple[Any, Mapping[str, Any]]", call)
 
     def _versions_now(self) -> dict[int, int]:
         """Of each tensor the number that grows with each change; not of tensors of inference mode, which have none."""
         found = {}
-        for i, leaf in enumerate(self._leaves()):
+        for i, leaf in enumerate(self._trees.tree_leaves(self._call)):
             with contextlib.suppress(RuntimeError, AttributeError):
                 found[i] = leaf._version
         return found

@@ -257,12 +257,17 @@ def _error_of(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Te
     return error
 
 
+def _terms_of_product(name: str, shapes: Sequence[Sequence[int]]) -> int | None:
+    """How many terms each element of a product of matrices of these shapes adds up; None of another operation."""
+    if name in ("mm", "bmm", "matmul", "mv", "dot", "vdot"):
+        return int(shapes[0][-1]) if shapes[0] else 1
+    return int(shapes[1][-1]) + 1 if name in ("addmm", "addmv", "baddbmm", "addbmm") else None
+
+
 def _terms(name: str, args: tuple[Any, ...], i: int, result: torch.Tensor) -> int:
     """How many terms each element of result i adds up."""
-    if name in ("mm", "bmm", "mv", "dot", "vdot"):
-        return int(args[0].shape[-1])
-    if name in ("addmm", "addmv", "baddbmm", "addbmm"):
-        return int(args[1].shape[-1]) + 1
+    if (terms := _terms_of_product(name, [getattr(value, "shape", ()) for value in args[:2]])) is not None:
+        return terms
     if name == "convolution":
         x, weight, transposed = args[0], args[1], bool(args[6])
         products = (x if transposed else result).numel() * math.prod(weight.shape[1:])
@@ -557,10 +562,8 @@ def terms_of(op_name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> int
     if name is None or not tensors or not sizes:
         return None
     shapes: list[tuple[int, ...]] = [tuple(int(n) for n in value.shape) for value in tensors]
-    if name in ("mm", "bmm", "matmul", "mv", "dot", "vdot"):
-        return shapes[0][-1] if shapes[0] else 1
-    if name in ("addmm", "addmv", "baddbmm", "addbmm"):
-        return shapes[1][-1] + 1
+    if (terms := _terms_of_product(name, shapes)) is not None:
+        return terms
     if name == "linear":
         return shapes[0][-1] + 1
     if name in ("convolution", "conv1d", "conv2d", "conv3d") and len(shapes) > 1:

@@ -106,6 +106,8 @@ IMPORTED: Use = "imported"
 ONLY_NESTED = "V.graph.parent"
 """What only a nested graph has."""
 
+_OBSERVER = ("torch.fx.passes.graph_transform_observer", "GraphTransformObserver")
+
 MISLEADING = (
     (
         "2.12",
@@ -416,23 +418,11 @@ _TABLE = (
     _n(PATCHED, "torch.fx.graph_module", "_print_readable", "profile_details"),
     _n(
         PATCHED,
-        "torch.fx.passes.graph_transform_observer",
-        "GraphTransformObserver.__enter__",
+        _OBSERVER[0],
+        f"{_OBSERVER[1]}.__enter__ {_OBSERVER[1]}.__exit__",
         "passes profile_passes diagnose_passes",
     ),
-    _n(
-        PATCHED,
-        "torch.fx.passes.graph_transform_observer",
-        "GraphTransformObserver.__exit__",
-        "passes profile_passes diagnose_passes",
-    ),
-    _n(PATCHED, "torch.fx.passes.graph_transform_observer", "GraphTransformObserver.apply_gm_pass", "diagnose_passes"),
-    _n(
-        PATCHED,
-        "torch.fx.passes.graph_transform_observer",
-        "GraphTransformObserver.apply_graph_pass",
-        "diagnose_passes",
-    ),
+    _n(PATCHED, _OBSERVER[0], f"{_OBSERVER[1]}.apply_gm_pass {_OBSERVER[1]}.apply_graph_pass", "diagnose_passes"),
     _n(CALLED, "torch.multiprocessing.reductions", "StorageWeakRef", "dump_steps"),
     _n(READ, "torch.nn.modules.module", "_global_backward_hooks _global_backward_pre_hooks", "api_regions"),
     _n(READ, "torch.nn.modules.module", "_global_forward_hooks _global_forward_hooks_always_called", "api_regions"),

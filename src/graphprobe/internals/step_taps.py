@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from graphprobe.internals.bus import Advice, Patch, Subscriber, advised
+from graphprobe.internals.bus import Advice, Listener, Patch, Subscriber, advised
 from graphprobe.internals.context import Frame, current, unobserved
 from graphprobe.internals.dynamo.compile_facts import compiled_now
 from graphprobe.internals.dynamo.dynamo_taps import backend_name
@@ -35,7 +35,7 @@ IN_ANY_THREAD = ("CheckFunctionManager.__init__", "CppBuilder.build")
 """Told also in threads that know of no compile, as those that build kernels."""
 
 
-class StepObserver(Protocol):
+class StepObserver(Listener, Protocol):
     """Told of steps. A step lies inside those of the same thread that have begun and not ended."""
 
     def frame_begins(self) -> bool:
@@ -46,9 +46,6 @@ class StepObserver(Protocol):
 
     def step_ends(self, step: int | None, error: BaseException | None) -> None:
         """… and is over, or was left by an exception."""
-
-    def failed(self, what: str, details: str) -> None:
-        """One of the calls above raised."""
 
 
 def _function(args: tuple[Any, ...]) -> str:

@@ -17,9 +17,10 @@ from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
-from graphprobe.internals.bus import Advice, Patch, Subscriber, Subscription, advised
+from graphprobe.internals.bus import Advice, Listener, Patch, Subscriber, Subscription, advised
 from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name, guard_reader
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
+from graphprobe.internals.observer import BreakObserver
 
 BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 MAX_CHARACTERS = 2000
@@ -98,27 +99,11 @@ def _expression_at(statement: ast.stmt, line: int, column: int, end_column: int)
     return None
 
 
-class BreakObserver(Protocol):
-    """Told of graph breaks. May look at everything, may change nothing."""
-
-    def graph_break(self, fact: BreakFact, backend: object) -> None:
-        """Tracing stopped. `backend` is what the function is compiled with, None where that is not known."""
-
-    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
-        """Dynamo leaves a function uncompiled."""
-
-    def failed(self, what: str, details: str) -> None:
-        """One of the calls above raised."""
-
-
-class GraphObserver(Protocol):
+class GraphObserver(Listener, Protocol):
     """Told of the graphs that Dynamo gives to backends."""
 
     def graph(self, gm: Any, output_graph: Any, guards: Callable[[], list[dict[str, Any]]]) -> None:
         """A backend is about to get a graph. `guards` reads its guards, once the compile has ended."""
-
-    def failed(self, what: str, details: str) -> None:
-        """The call above raised."""
 
 
 def patches(observer: BreakObserver) -> list[Patch]:

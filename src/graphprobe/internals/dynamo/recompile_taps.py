@@ -17,7 +17,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -34,6 +34,7 @@ from graphprobe.internals.bus import Advice, Patch, Subscriber, advised
 from graphprobe.internals.dynamo.compile_facts import calling_line, frame_name
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.dynamo.graph_breaks import whose
+from graphprobe.internals.observer import RecompileObserver
 
 MAX_CHARACTERS = 60
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
@@ -135,16 +136,6 @@ def _keys(value: Any) -> str | None:
 def _short(text: str) -> str:
     text = re.sub(r"\s+", " ", text)
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
-
-
-class RecompileObserver(Protocol):
-    """Told of each recompilation. May change nothing."""
-
-    def recompiled(self, fact: Recompile, backend: object) -> None:
-        """A call fitted none of the compiled versions; `backend` is what the function is compiled with."""
-
-    def failed(self, what: str, details: str) -> None:
-        """The call above raised, or the facts could not be collected."""
 
 
 class _Owner:
