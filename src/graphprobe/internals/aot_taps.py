@@ -97,11 +97,11 @@ def _stage2(around: Callable[..., Any]) -> Patch:
             **kwargs: Any,
         ) -> Any:
             def call(partition: Compiler, *compilers: Compiler) -> Any:
-                with unseen:
-                    return original(state, capture, partition, *compilers, *args, **kwargs)
+                return original(state, capture, partition, *compilers, *args, **kwargs)
 
             compilers = (fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler)
-            return around(call, state, capture, partition_fn, compilers)
+            with unseen:
+                return around(call, state, capture, partition_fn, compilers)
 
         return aot_stage2_compile
 

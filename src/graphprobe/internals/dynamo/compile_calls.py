@@ -149,7 +149,7 @@ class CompileCalls(Subscription):
 
         return __call__
 
-    def _counting(self, graph: Any, *args: Any) -> Advice:
+    def _counting(self, graph: Any, *args: Any, **kwargs: Any) -> Advice:
         _, error = yield
         if error is None and not self._is_inside():
             with contextlib.suppress(Exception):  # the program goes on as without the count

@@ -188,9 +188,9 @@ class _Taps:
         caller = sys._getframe(2)
         backend = args[0] if args else kwargs.get("backend")
         reasons, error = yield
-        if error is not None:  # `error_on_recompile`: nothing is compiled, and the reasons are in the message
+        if isinstance(error, Exception):  # `error_on_recompile`: nothing is compiled, and the message has the reasons
             reasons = re.findall(r"^\s*- (.*)", str(error), flags=re.M)
-        self._quietly(lambda: self._begin(reasons, frame, backend, caller))
+        self._quietly(lambda: self._begin(reasons or (), frame, backend, caller))
         if error is not None:
             self._quietly(self._tell)
 

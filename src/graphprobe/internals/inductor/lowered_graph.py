@@ -130,7 +130,7 @@ def watched(
                 found.error = found.error or error
         yield
 
-    def compile_to_module(handler: Any) -> Advice:
+    def compile_to_module(handler: Any, *args: Any, **kwargs: Any) -> Advice:
         module, _ = yield
         if isinstance(module, ModuleType) and (all_threads or _here.innermost is found):
             _keep(found, handler, module)
