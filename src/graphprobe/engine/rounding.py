@@ -57,7 +57,16 @@ WIDE = 8.0
 CONVERSIONS = frozenset("_to_copy copy _copy_from _copy_from_and_resize".split())
 """Results are exact where they equal the source."""
 
-EXACT = frozenset(
+LOOSE = frozenset(
+    # computed
+    "arange linspace logspace "
+    # of the process: drawn, never written, Python's
+    "rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional "
+    "uniform exponential random cauchy log_normal geometric poisson empty_strided lift lift_fresh".split()
+)
+"""Of `EXACT`: those that may give other numbers where they are compiled."""
+
+EXACT = LOOSE.union(
     # copies and arrangements
     "clone cat _cat stack hstack vstack index index_select gather take embedding slice_scatter select_scatter "
     "diagonal_scatter as_strided_scatter slice_backward select_backward diagonal_backward as_strided_backward "
@@ -65,7 +74,7 @@ EXACT = frozenset(
     "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _pad_enum unfold im2col pixel_shuffle "
     "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d repeat_interleave "
     "contiguous view reshape _reshape_alias _unsafe_view expand permute transpose t squeeze unsqueeze alias detach "
-    "lift lift_fresh split split_with_sizes unbind slice select diagonal as_strided unsafe_split "
+    "split split_with_sizes unbind slice select diagonal as_strided unsafe_split "
     "unsafe_split_with_sizes unsafe_chunk resize resize_as set_ set resolve_conj resolve_neg combinations meshgrid "
     "_pin_memory new_tensor scalar_tensor swap_axes _conj_physical block_diag "
     # choices among the elements
@@ -80,26 +89,14 @@ EXACT = frozenset(
     # steps from one number to another
     "nextafter ldexp frexp "
     # made of nothing
-    "zeros zeros_like ones ones_like full full_like empty empty_like empty_strided empty_permuted new_zeros new_ones "
-    "new_full new_empty new_empty_strided zero fill arange linspace logspace eye tril_indices triu_indices "
-    "_efficientzerotensor "
-    # drawn: the same numbers in every run
-    "rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional "
-    "uniform exponential random cauchy log_normal geometric poisson".split()
+    "zeros zeros_like ones ones_like full full_like empty empty_like empty_permuted new_zeros new_ones "
+    "new_full new_empty new_empty_strided zero fill eye tril_indices triu_indices "
+    "_efficientzerotensor".split()
 )
 """Operators whose results are elements of their inputs, or known numbers: nothing is rounded."""
 
 ACCUMULATING = frozenset("index_put _unsafe_index_put _index_put_impl put".split())
 """Exact unless they add up."""
-
-LOOSE = frozenset(
-    # computed
-    "arange linspace logspace "
-    # of the process: drawn, never written, Python's
-    "rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional "
-    "uniform exponential random cauchy log_normal geometric poisson empty_strided lift lift_fresh".split()
-)
-"""Of `EXACT`: those that may give other numbers where they are compiled."""
 
 CHOOSING = frozenset(
     "where maximum minimum fmax fmin clamp clamp_min clamp_max clip copysign heaviside nextafter cat _cat stack hstack "
