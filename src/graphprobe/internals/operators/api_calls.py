@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from graphprobe.internals.bus import Advice, Patch, PatchSet, advised
+from graphprobe.internals.bus import Patch, PatchSet
 from graphprobe.internals.names import require
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -163,18 +163,26 @@ class BackwardRuns:
 
     def install(self) -> bool:
         """Patch what starts the autograd engine; False where this torch has it elsewhere."""
-        patch = advised("api_calls", "torch.autograd", "_engine_run_backward", self._run)
-        return self._patches.apply(torch.autograd, patch)
+        address = ("torch.autograd", "_engine_run_backward")
+        return self._patches.apply(torch.autograd, Patch("api_calls", *address, self._make))
 
     def remove(self) -> None:
         """Take the patch out."""
         self._patches.undo()
 
-    def _run(self, *args: Any, **kwargs: Any) -> Advice:
-        if self._wanted() and not is_in(self._mode):
-            _push_mode(self._mode)
-            yield
-            take_out(self._mode)
+    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        mode = self._mode
+
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if not self._wanted() or is_in(mode):
+                return original(*args, **kwargs)
+            _push_mode(mode)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                take_out(mode)
+
+        return _engine_run_backward
 
 
 def global_hooks() -> int:
