@@ -219,23 +219,21 @@ def _locals_of(error: BaseException, function: str) -> dict[str, Any]:
 
 def frames_of(stack: Sequence[Any] | None) -> list[UserFrame]:
     """A traceback's summary as frames of the program, outermost first."""
-    return [
-        UserFrame(
-            file=str(frame.filename),
-            line=frame.lineno,
-            function=str(frame.name),
-            source=_statement(frame),
-            **_code_of(frame),
-            inside=whose(str(frame.filename)),
-        )
-        for frame in stack or ()
-    ]
+    return [_frame(frame, str(frame.filename)) for frame in stack or ()]
 
 
-def _code_of(frame: Any) -> dict[str, str]:
+def _frame(frame: Any, file: str) -> UserFrame:
     ends = (getattr(frame, name, None) for name in ("colno", "end_colno"))
-    statement, code = code_at(str(frame.filename), frame.lineno, *ends)
-    return {"statement": statement, "code": code}
+    statement, code = code_at(file, frame.lineno, *ends)
+    return UserFrame(
+        file=file,
+        line=frame.lineno,
+        function=str(frame.name),
+        source=_statement(frame),
+        statement=statement,
+        code=code,
+        inside=whose(file),
+    )
 
 
 def _statement(frame: Any) -> str:
