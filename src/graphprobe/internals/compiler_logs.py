@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import difflib
 import importlib.util
@@ -451,10 +452,8 @@ def _file_line(record: logging.LogRecord, artifact: str | None, *, verbose: bool
         line.stack_info = "Stack (most recent call last):\n" + "".join(_stack()).rstrip()
     compile_id = _compile_id()
     if compile_id is not None:
-        try:
+        with contextlib.suppress(Exception):  # told by `_line`
             line.msg, line.args = f"[{compile_id}] {record.getMessage()}", ()
-        except Exception:  # told by `_line`
-            pass
     return _line(line)
 
 
@@ -467,15 +466,12 @@ def _stack() -> list[str]:
 
 
 def _compile_id() -> str | None:
-    guards = sys.modules.get("torch._guards")
-    current = getattr(getattr(guards, "CompileContext", None), "current_trace_id", None)
-    if current is None:
-        return None
-    try:
-        found = current()
-    except Exception:  # a line without it is a line all the same
-        return None
-    return None if found is None else str(found)
+    guards: Any = sys.modules.get("torch._guards")
+    if guards is not None:
+        with contextlib.suppress(Exception):  # a line without it is a line all the same
+            found = guards.CompileContext.current_trace_id()
+            return None if found is None else str(found)
+    return None
 
 
 def _safe(message: Any) -> str:

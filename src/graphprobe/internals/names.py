@@ -220,6 +220,7 @@ _TABLE = (
     _n(READ, "torch._C._dynamo.eval_frame", "_FrameAction.SKIP", "api_dump compile_calls"),
     _n(CALLED, "torch._C._dynamo.eval_frame", "_FrameExecStrategy set_code_exec_strategy", "api_dump compile_calls"),
     _n(CALLED, "torch._C._dynamo.eval_frame", "set_fullgraph_compiled_frame_count", "only_function", since="2.12"),
+    _n(READ, "torch._C._functions", "AccumulateGrad", "api_dump"),
     _n(CALLED, "torch._C._functorch", "get_unwrapped is_batchedtensor is_functorch_wrapped_tensor", "api_dump"),
     _n(CALLED, "torch._C._functorch", "maybe_get_bdim", "api_dump"),
     _n(READ, "torch._decomp", "decomposition_table", "decompositions"),

@@ -38,6 +38,7 @@ from graphprobe.internals.observer import RecompileObserver
 
 MAX_CHARACTERS = 60
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
+_HOLDERS: tuple[Any, ...] = (dict, list, tuple)
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
@@ -69,12 +70,9 @@ def _resolve(node: ast.expr, f_locals: dict[str, Any], f_globals: dict[str, Any]
     if isinstance(node, ast.Subscript):
         holder = _resolve(node.value, f_locals, f_globals)
         key = ast.literal_eval(node.slice)
-        if isinstance(holder, dict):
-            return dict.__getitem__(holder, key)
-        if isinstance(holder, list):
-            return list.__getitem__(holder, key)
-        if isinstance(holder, tuple):
-            return tuple.__getitem__(holder, key)
+        for kind in _HOLDERS:
+            if isinstance(holder, kind):
+                return kind.__getitem__(holder, key)
         raise _UnknownError
     if isinstance(node, ast.Attribute):
         return _attribute(_resolve(node.value, f_locals, f_globals), node.attr)
