@@ -28,7 +28,7 @@ _current_node: Callable[[], Any] = require("torch._C", "_current_autograd_node",
 _engine = require("torch.autograd", "Variable._execution_engine", purpose=_PURPOSE)
 _set_strategy = require("torch._C._dynamo.eval_frame", "set_code_exec_strategy", purpose=_PURPOSE)
 _strategy = require("torch._C._dynamo.eval_frame", "_FrameExecStrategy", purpose=_PURPOSE)
-_ACCUMULATE: type = require("torch._C._functions", "AccumulateGrad", purpose=_PURPOSE)
+_ACCUMULATE: type = require("torch._C", "_functions.AccumulateGrad", purpose=_PURPOSE)
 _skip = require("torch._C._dynamo.eval_frame", "_FrameAction.SKIP", purpose=_PURPOSE)
 
 _COMPILED_BACKWARD = "CompiledFunctionBackward"
