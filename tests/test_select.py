@@ -13,7 +13,6 @@ from graphprobe.errors import SettingError
 from graphprobe.select import (
     MAX_STEP,
     LayerMatcher,
-    Match,
     OpFacts,
     StepSelection,
     layers_from_list,
@@ -153,20 +152,15 @@ def test_layers(chosen: str, texts: list[str]) -> None:
 
 def test_a_type_is_meant_only_where_no_op_has_the_name() -> None:
     matcher = LayerMatcher(layers_from_text("add"))
-    assert matcher.choose([ADD, ADD_1]) == [(Match("add", "name"),), ()]
-    assert matcher.choose([ADD_1, SUB]) == [(Match("add", "type"),), ()]
-    assert matcher.match(ADD_1) == (Match("add", "type"),)
+    assert matcher.choose([ADD, ADD_1]) == [{"add": "name"}, {}]
+    assert matcher.choose([ADD_1, SUB]) == [{"add": "type"}, {}]
+    assert matcher.choose([ADD_1]) == [{"add": "type"}]
 
 
 def test_every_token_that_selects_an_op_is_named_with_its_way() -> None:
     matcher = LayerMatcher(layers_from_text("sub_2 head aten.sub *_2 submodel.py:12 none"))
-    assert matcher.match(SUB) == (
-        Match("sub_2", "name"),
-        Match("head", "module"),
-        Match("aten.sub", "target"),
-        Match("*_2", "glob"),
-        Match("submodel.py:12", "source"),
-    )
+    ways = {"sub_2": "name", "head": "module", "aten.sub": "target", "*_2": "glob", "submodel.py:12": "source"}
+    assert [list(found.items()) for found in matcher.choose([SUB])] == [list(ways.items())]
     assert [left.token for left in matcher.unmatched()] == ["none"]
 
 
@@ -204,7 +198,7 @@ def test_a_hostile_list_of_ops_is_refused_or_read() -> None:
         layers_from_text("a " * MAX_TEXT)
     selection = layers_from_text(" ".join(f"op_{number}" for number in range(50_000)))
     matcher = LayerMatcher(selection)
-    assert matcher.match(OpFacts(("op_49999",))) == (Match("op_49999", "name"),)
+    assert matcher.choose([OpFacts(("op_49999",))]) == [{"op_49999": "name"}]
     assert len(matcher.unmatched()) == 49_999
 
 

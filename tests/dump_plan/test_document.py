@@ -15,7 +15,7 @@ from graphprobe.dump_plan.document import CONFLICTS, DUMP
 from graphprobe.dump_plan.options import OPTIONS
 from graphprobe.dump_plan.shapes import Items, TableShape
 from graphprobe.errors import EXIT_USAGE, DumpConfigError
-from graphprobe.select import Match, OpFacts, layers_from_text
+from graphprobe.select import OpFacts, layers_from_text
 
 OUT = {"dump_path": "out"}
 
@@ -323,14 +323,6 @@ def test_everything_nothing_layers_ranges_and_their_union() -> None:
     assert chosen(ModelEntry("m", layers_from_text("add_1"), ranges=(NameRange("MM", "mm"),))) == ["mm", "add_1"]
     both = ModelEntry(layers=layers_from_text("view")), ModelEntry(layers=layers_from_text("mm"))
     assert chosen(*both) == ["view", "mm"]
-
-
-def test_an_entry_tells_what_selected_an_op() -> None:
-    chooser = OpChooser([ModelEntry(layers=layers_from_text("mm")), ModelEntry(layers=layers_from_text("m*"))])
-    choices = chooser.choose(GRAPH)
-    assert choices[1] is not None and choices[1].matches == (Match("mm", "name"), Match("m*", "glob"))
-    assert choices[4] is not None and choices[4].matches == (Match("m*", "glob"),)
-    assert choices[0] is None
 
 
 def test_blacklists() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from graphprobe.engine import reference
-from graphprobe.engine.reference import ROUNDOFF, rough_sums
+from graphprobe.engine.reference import ROUNDOFF, RoughSums
 
 K = 4096
 ROWS = 256
@@ -22,7 +22,7 @@ def recursive(terms: torch.Tensor) -> torch.Tensor:
 
 
 def rough(fn: Callable[..., torch.Tensor], *args: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    with rough_sums(torch.Generator().manual_seed(seed)):
+    with RoughSums(torch.Generator().manual_seed(seed)):
         return fn(*args)
 
 
@@ -73,7 +73,7 @@ def test_errors_of_the_other_sign() -> None:
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     runs = []
     for sign in (1, -1):
-        with rough_sums(torch.Generator().manual_seed(0), sign=sign):
+        with RoughSums(torch.Generator().manual_seed(0), sign=sign):
             runs.append(x.sum(1) - 1e-9)
     torch.testing.assert_close((runs[0] + runs[1]) / 2, x.sum(1) - 1e-9, rtol=1e-12, atol=1e-14)
     assert not torch.equal(*runs)
@@ -154,7 +154,7 @@ def test_what_adds_nothing_is_exact() -> None:
         assert torch.equal(rough(fn, x), fn(x))
     state = torch.get_rng_state()
     x = torch.ones(4, 4, dtype=torch.float64) / 3
-    with pytest.raises(RuntimeError, match="shape"), rough_sums(torch.Generator()):
+    with pytest.raises(RuntimeError, match="shape"), RoughSums(torch.Generator()):
         x.sum().reshape(3)
     assert torch.equal(x.sum(), x.sum())
     assert torch.equal(state, torch.get_rng_state())

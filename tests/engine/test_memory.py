@@ -7,7 +7,7 @@ import torch
 
 from graphprobe.engine import memory
 from graphprobe.engine.forked_child import isolated
-from graphprobe.engine.memory import STEPS, Sizes, free_memory, predicted, told
+from graphprobe.engine.memory import STEPS, Sizes, free_memory, predicted
 
 MIB = 1 << 20
 
@@ -43,7 +43,3 @@ def test_a_step_tells_by_how_much_its_process_grew() -> None:
     grown = isolated(lambda: len(b"x" * (200 * MIB))).grown
     assert 190 * MIB < grown < 300 * MIB
     assert isolated(lambda: 1).grown < 50 * MIB
-
-
-def test_a_size_in_words() -> None:
-    assert [told(size) for size in (0, 3 * MIB, 3 << 30)] == ["0 MiB", "3 MiB", "3.0 GiB"]

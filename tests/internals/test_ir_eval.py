@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.ir import buffers
-from graphprobe.internals.ir.evaluation import IrMismatch, IrValues, evaluate_ir
+from graphprobe.internals.ir.evaluation import IrValues, evaluate_ir
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -49,19 +49,6 @@ def copies(args: Any) -> list[Any]:
     return [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
 
 
-class Values(fx.Interpreter):
-    """The graph's own values, node by node."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.values: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        self.values[n.name] = value.clone() if isinstance(value, Tensor) else value
-        return value
-
-
 def close(got: Any, want: Any, tolerance: float) -> bool:
     if not isinstance(want, Tensor):
         return bool(got == want)
@@ -71,16 +58,14 @@ def close(got: Any, want: Any, tolerance: float) -> bool:
 
 
 def wrong(gm: fx.GraphModule, args: Any, values: IrValues, tolerance: float = 2e-5) -> list[str]:
-    """Outputs and nodes of which the IR says something else than the graph."""
-    graph = Values(gm)
-    outputs = graph.run(*copies(args))
+    """Outputs of which the IR says something else than the graph."""
+    outputs = gm(*copies(args))
     outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    found = [
+    return [
         f"output {at}"
         for at, (got, want) in enumerate(zip(values.outputs, outputs, strict=True))
         if not close(got, want, tolerance)
     ]
-    return found + [name for name, got in values.by_node.items() if not close(got, graph.values[name], tolerance)]
 
 
 def two_layer_transformer(x: Tensor, *weights: Tensor) -> Tensor:
@@ -178,11 +163,7 @@ def test_the_ir_says_what_the_graph_says(name: str) -> None:
     assert found <= {torch.float32}
 
 
-def test_values_are_given_by_node_and_inputs_that_the_graph_writes_to() -> None:
-    args = [rand(3, 4), rand(3, 2)]
-    values = evaluate_ir(graph_of(CASES["cat"][0], *args), args)
-    assert sorted(values.by_node) == ["add", "cat", "relu"]
-    assert torch.equal(values.by_node["add"], args[1] + 1)
+def test_inputs_that_the_graph_writes_to_are_given() -> None:
     args = [rand(3), rand(4)[1:]]
     values = evaluate_ir(graph_of(lambda x, y: x.add_(y), *args), args)
     assert list(values.mutated) == ["x_1"]
@@ -257,7 +238,7 @@ def test_a_lowering_that_computes_something_else_is_seen(monkeypatch: pytest.Mon
     monkeypatch.setitem(lowerings, aten.relu.default, lowerings[aten.sigmoid.default])
     args = [rand(3, 4)]
     gm = graph_of(lambda x: (x + 1).relu() * 2, *args)
-    assert wrong(gm, args, evaluate_ir(gm, args)) == ["output 0", "mul"]
+    assert wrong(gm, args, evaluate_ir(gm, args)) == ["output 0"]
 
 
 def test_a_buffer_of_another_dtype_and_a_value_of_another_kind_in_a_buffer_are_seen(
@@ -271,16 +252,16 @@ def test_a_buffer_of_another_dtype_and_a_value_of_another_kind_in_a_buffer_are_s
     monkeypatch.setitem(lowerings, aten.isnan.default, as_bool)
     args = [rand(5)]
     dtypes = evaluate_ir(graph_of(lambda x: x.argmax(), *args), args).dtypes
-    assert IrMismatch("argmax", "buf0", "dtype", "int64", "int32") in dtypes
-    assert IrMismatch("output 0", "buf0", "shape", "[]", "[5]") in dtypes
+    assert "argmax has dtype torch.int32, not torch.int64" in dtypes
+    assert "output 0 has shape [5], not []" in dtypes
     dtypes = evaluate_ir(graph_of(lambda x: torch.isnan(x), *args), args).dtypes
-    assert dtypes == [IrMismatch("isnan", "buf0", "stored", "bool", "float32")]
+    assert dtypes == ["isnan stores torch.float32 as torch.bool"]
 
 
 # Faults of torch 2.13, found in compiled programs.
 
 
-FAULTS: dict[str, tuple[Callable[..., Any], list[Tensor], list[str], list[IrMismatch]]] = {
+FAULTS: dict[str, tuple[Callable[..., Any], list[Tensor], list[str], list[str]]] = {
     "acosh overflows in generated code, not in the IR": (
         lambda x: torch.acosh(x) * 0.5,
         [torch.tensor([1.5, 2.0, 1e8, 1e30, 3e38])],
@@ -290,14 +271,14 @@ FAULTS: dict[str, tuple[Callable[..., Any], list[Tensor], list[str], list[IrMism
     "the backward of avg_pool with ceil_mode is lowered wrong": (
         lambda g, x: aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [0, 0], True, True, None),
         [rand(1, 2, 4, 4), rand(1, 2, 8, 8)],
-        ["output 0", "avg_pool2d_backward"],
+        ["output 0"],
         [],
     ),
     "bools added with alpha mix a bool and an int": (
         lambda a, b: torch.add(a, b, alpha=2),
         [torch.tensor([True, False, True, False]), torch.tensor([False, True, False, True])],
         [],
-        [IrMismatch("add", "buf0", "operands", "bool", "int64 in ops.logical_or")],
+        ["add has torch.bool and torch.int64 in ops.logical_or"],
     ),
 }
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-PATCHES = frozenset({"Patch", "TimedFunction"})
+PATCHES = frozenset({"Patch", "TimedFunction", "advised"})
 """Calls of these name what is replaced."""
 
 NOT_TORCHS = frozenset("get items nodes patch cache_info cache_clear __name__ __file__".split())

@@ -17,6 +17,7 @@ from graphprobe.analysis.recompile_rules import RULES
 from graphprobe.errors import UsageError
 from graphprobe.internals.bus import Patch
 from graphprobe.internals.dynamo import recompile_taps as taps
+from graphprobe.internals.observer import RecompileObserver
 from probe import recompile_cases
 from probe.recompile_cases import CASES, Case, behind, compiled, ones
 
@@ -241,7 +242,7 @@ def test_a_fault_of_ours_is_told_and_gets_out_of_the_way(monkeypatch: pytest.Mon
 def test_a_torch_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     real = taps.patches
 
-    def without(observer: taps.RecompileObserver) -> list[Patch]:
+    def without(observer: RecompileObserver) -> list[Patch]:
         first, second, third = real(observer)
         return [first, Patch(second.tap, second.module, "gone", second.make), third]
 

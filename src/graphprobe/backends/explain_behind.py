@@ -23,9 +23,8 @@ from graphprobe.analysis.breaks_text import BreakLine
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.internals import after_fork
-from graphprobe.internals.dynamo.compile_calls import mapped
 from graphprobe.internals.dynamo.graph_breaks import listen
-from graphprobe.internals.tensors import tree_leaves
+from graphprobe.internals.tensors import tree_leaves, tree_map
 
 MOST_PLACES = 100
 """Places of one call that are looked for."""
@@ -300,7 +299,7 @@ def _set(edit: Edit, functions: Sequence[FunctionType]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    return mapped(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def _in_short(result: Any) -> str:

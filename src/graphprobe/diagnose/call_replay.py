@@ -15,10 +15,10 @@ from torch.overrides import get_overridable_functions
 
 from graphprobe.compare.result import LocalTruth
 from graphprobe.diagnose.local import NEAR_ONE, LocalError, base_name, comparable, local_error
-from graphprobe.engine.reference import is_noisy, leaves
+from graphprobe.engine.reference import is_noisy
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.operators.operators import Overload
-from graphprobe.internals.tensors import tree_map
+from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.numerics.dtypes import limit_named
 from graphprobe.store.calls import Call, CallDump, CallSlot, Scalar
 
@@ -291,7 +291,7 @@ def _tensors_of(
     function: Callable[..., Any], changed: Sequence[str], /, *args: Any, **kwargs: Any
 ) -> list[torch.Tensor]:
     """The tensors of the result, then the inputs by the names `changed`, as they are after the call."""
-    found = [value for value in leaves(function(*args, **kwargs)) if isinstance(value, torch.Tensor)]
+    found = [value for value in tree_leaves(function(*args, **kwargs)) if isinstance(value, torch.Tensor)]
     return found + [_argument(name, args, kwargs) for name in changed]
 
 

@@ -15,20 +15,12 @@ from torch.fx import GraphModule, Node
 from graphprobe.diagnose.exceptions import NOBODY, Culprit
 from graphprobe.engine.interpret import copied, flat_outputs
 from graphprobe.engine.naming import module_of, op_of, source_of
-from graphprobe.engine.reference import (
-    AT_ONCE,
-    BALANCED,
-    array_from,
-    dtype_of,
-    is_noisy,
-    leaves,
-    references,
-    terms_of,
-)
+from graphprobe.engine.reference import AT_ONCE, BALANCED, array_from, dtype_of, is_noisy, references, terms_of
 from graphprobe.engine.undefined import ALLOCATIONS, CONVERSIONS, unrepresentable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Kind, Latent, Stage
+from graphprobe.internals.tensors import tree_leaves
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import Noise
@@ -215,7 +207,7 @@ class Expectation:
         """`wanted`: what the call gives, flat, if that is known. `file`: as for `references`."""
         self._op, self._call, self._args, self._kwargs = op, call, args, kwargs
         self._rounded, self._file = rounded, file
-        self._inputs = [*leaves(args), *leaves(dict(kwargs))]
+        self._inputs = tree_leaves((args, dict(kwargs)))
         self._wanted: list[Any] = []
         self._wide_values: list[Any] | None = None
         self._problem: LocalError | None = None

@@ -15,8 +15,7 @@ from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_err
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.naming import name_of, op_of
-from graphprobe.engine.reference import is_noisy
-from graphprobe.engine.rounding import is_plain
+from graphprobe.engine.reference import is_noisy, is_plain
 from graphprobe.engine.subgraph import CALLS, is_view, output_node, producer
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Kind, Stage

@@ -14,9 +14,9 @@ import msgspec
 import torch
 
 from graphprobe.engine.forked_child import doing
-from graphprobe.engine.reference import InFloat64, dtype_of, is_noisy, nudge, rough_sums
+from graphprobe.engine.reference import InFloat64, RoughSums, dtype_of, is_noisy, is_plain, nudge
 from graphprobe.engine.replay import computed
-from graphprobe.engine.rounding import RoundedAnew, is_plain, untouched
+from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.undefined import AtTheEdge, DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import capture, to_bytes, why_not, window
@@ -221,7 +221,7 @@ class Program:
                             values[name] = widened(value)
         calls = [tree_map(lambda v: widened(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
         wide = replace(self, calls=calls, effects=False, left=widened.left)
-        sums = rough_sums(generator, roundoff, sign) if generator is not None and rough else contextlib.nullcontext()
+        sums = RoughSums(generator, roundoff, sign) if generator is not None and rough else contextlib.nullcontext()
         with sums, InFloat64(widened.usual()):
             return wide.run(lambda fn: fn)
 

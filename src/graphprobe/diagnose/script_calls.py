@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from graphprobe.internals.dynamo.compile_calls import Compiled, flattened, mapped
+from graphprobe.internals.dynamo.compile_calls import Compiled
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,9 @@ def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, .
     """What a compiled function looks at to decide whether it must be compiled again, as far as arguments show it."""
     import torch
 
-    leaves, structure = flattened((tuple(args), dict(kwargs)))
+    from graphprobe.internals.tensors import structure_of, tree_leaves
+
+    given = (tuple(args), dict(kwargs))
 
     def seen(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -53,7 +55,7 @@ def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, .
         plain = isinstance(leaf, (bool, int, float, complex, str, type(None)))
         return (type(leaf), repr(leaf)) if plain else type(leaf)
 
-    return (structure, *map(seen, leaves))
+    return (structure_of(given), *map(seen, tree_leaves(given)))
 
 
 def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
@@ -65,6 +67,7 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
 
     from graphprobe.diagnose.program import Program, tensors_of
     from graphprobe.engine.values import capture, why_not
+    from graphprobe.internals.tensors import tree_map
 
     own = {id(tensor) for tensor in Program(fn, [(args, kwargs)]).state()}
     found = {id(t): t for t in tensors_of((args, kwargs)) if id(t) not in own and why_not(t) is None}
@@ -72,7 +75,7 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
         copies = dict(zip(found, capture(list(found.values()), rng=False).restore(), strict=True))
     for key, copy in copies.items():
         _mark_alike(found[key], copy)
-    result: tuple[Any, Mapping[str, Any]] = mapped(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
+    result: tuple[Any, Mapping[str, Any]] = tree_map(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
     return result
 
 
@@ -99,11 +102,13 @@ class CallBefore:
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], changed: set[int]) -> None:
-        self._call, self._changed = (tuple(args), dict(kwargs)), changed
+        from graphprobe.internals import tensors  # once the program has imported torch
+
+        self._trees, self._call, self._changed = tensors, (tuple(args), dict(kwargs)), changed
         self._versions = self._versions_now()
         self._copies: dict[int, Any] = {}
         with contextlib.suppress(Exception):  # a tensor that cannot be copied, inside of a transform for instance
-            leaves, _ = flattened(self._call)
+            leaves = self._trees.tree_leaves(self._call)
             self._copies = {i: leaves[i].detach().clone().requires_grad_(leaves[i].requires_grad) for i in changed}
 
     def before(self) -> tuple[Any, Mapping[str, Any]]:
@@ -111,13 +116,13 @@ class CallBefore:
         now = self._versions_now()
         self._changed |= {i for i, version in now.items() if version != self._versions.get(i)}
         numbers = itertools.count()
-        call: tuple[Any, Mapping[str, Any]] = mapped(lambda leaf: self._copies.get(next(numbers), leaf), self._call)
-        return call
+        call = self._trees.tree_map(lambda leaf: self._copies.get(next(numbers), leaf), self._call)
+        return cast("tuple[Any, Mapping[str, Any]]", call)
 
     def _versions_now(self) -> dict[int, int]:
         """Of each tensor the number that grows with each change; not of tensors of inference mode, which have none."""
         found = {}
-        for i, leaf in enumerate(flattened(self._call)[0]):
+        for i, leaf in enumerate(self._trees.tree_leaves(self._call)):
             with contextlib.suppress(RuntimeError, AttributeError):
                 found[i] = leaf._version
         return found
@@ -167,8 +172,10 @@ def is_whole(call: tuple[Any, Mapping[str, Any]]) -> bool:
     """Whether a copied call can be made again later: not one with an object that it has changed, such as a cache."""
     import torch
 
+    from graphprobe.internals.tensors import tree_leaves
+
     kinds = (*PLAIN, torch.Tensor, torch.nn.Module, torch.dtype, torch.device)
-    return all(isinstance(leaf, kinds) for leaf in flattened(call)[0])
+    return all(isinstance(leaf, kinds) for leaf in tree_leaves(call))
 
 
 def _mark_alike(original: torch.Tensor, copy: torch.Tensor) -> None:

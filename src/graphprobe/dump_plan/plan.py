@@ -12,7 +12,6 @@ import msgspec
 from graphprobe.select import (
     LayerMatcher,
     LayerSelection,
-    Match,
     OpFacts,
     StepSelection,
     layers_from_list,
@@ -214,14 +213,8 @@ def _position(text: str) -> Position:
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """An op that is dumped.
+    """An op that is dumped; `blacklists` has for each entry that selected it what the entry leaves out."""
 
-    Attributes:
-        matches: the tokens that selected it; empty when everything is selected, or a range did it.
-        blacklists: for each entry that selected the op, what it leaves out.
-    """
-
-    matches: tuple[Match, ...]
     blacklists: tuple[tuple[Blacklisted, ...], ...]
 
     def keeps(self, side: Side, index: int | None) -> bool:
@@ -241,10 +234,9 @@ class OpChooser:
 
     def choose(self, ops: Sequence[OpFacts]) -> list[Chosen | None]:
         """For each op of one graph, in the order it runs, how it is dumped; None if it is not."""
-        matches: list[list[Match]] = [[] for _ in ops]
         blacklists: list[list[tuple[Blacklisted, ...]]] = [[] for _ in ops]
         for number, (entry, matcher) in enumerate(self._entries):
-            found = matcher.choose(ops) if matcher else [()] * len(ops)
+            found = matcher.choose(ops) if matcher else [{}] * len(ops)
             ranged = self._in_ranges(number, entry.ranges, ops)
             everything = matcher is None and not entry.ranges
             for at, op in enumerate(ops):
@@ -252,14 +244,10 @@ class OpChooser:
                     continue
                 left_out = tuple(item for item in entry.blacklist if item.applies(op))
                 if all(item.positions for item in left_out):
-                    matches[at].extend(found[at])
                     blacklists[at].append(left_out)
                 else:
                     self.left_out = True
-        return [
-            Chosen(tuple(dict.fromkeys(matches[at])), tuple(blacklists[at])) if blacklists[at] else None
-            for at in range(len(ops))
-        ]
+        return [Chosen(tuple(left_out)) if left_out else None for left_out in blacklists]
 
     def complaints(self) -> list[str]:
         """One sentence for each name that selected nothing in any graph so far, or two kinds of things in two."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import reprlib
 from collections.abc import Callable, Mapping
@@ -34,32 +35,21 @@ class JsonPlace(NamedTuple):
         return JsonPlace(self.file, f"{self.path}[{index}]")
 
 
-def type_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
-    """A value of the wrong type, an empty one, or none where one is required."""
-    return DumpConfigError(
-        f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-type"
-    )
+def _fault(place: JsonPlace, message: str, *, slug: str, hint: str = "") -> DumpConfigError:
+    return DumpConfigError(f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug=slug)
 
 
-def choice_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
-    """A key or a value that is none of those there are."""
-    return DumpConfigError(
-        f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-choice"
-    )
+type_fault = functools.partial(_fault, slug="dump-config-type")
+"""A value of the wrong type, an empty one, or none where one is required."""
 
+choice_fault = functools.partial(_fault, slug="dump-config-choice")
+"""A key or a value that is none of those there are."""
 
-def value_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
-    """A value that means nothing, or a path that cannot be used."""
-    return DumpConfigError(
-        f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-value"
-    )
+value_fault = functools.partial(_fault, slug="dump-config-value")
+"""A value that means nothing, or a path that cannot be used."""
 
-
-def syntax_fault(place: JsonPlace, message: str, *, hint: str = "") -> DumpConfigError:
-    """Text that is not JSON."""
-    return DumpConfigError(
-        f"{place.file}: {place.path} {message}", where=place.path, hint=hint, slug="dump-config-syntax"
-    )
+syntax_fault = functools.partial(_fault, slug="dump-config-syntax")
+"""Text that is not JSON."""
 
 
 def conflict_fault(where: str, message: str, *, hint: str = "") -> DumpConfigError:

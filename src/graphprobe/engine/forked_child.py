@@ -253,14 +253,15 @@ def _here(step: Callable[[], Any], timeout_s: float) -> Outcome:
             return step()
 
     started = time.monotonic()
-    value, raised = _attempt(watched)
+    value, raised = attempt(watched)
     seconds = time.monotonic() - started
     if raised is not None and raised.type.endswith(f".{_Late.__name__}"):
         return Outcome(timed_out=True, stack=stood[0], seconds=seconds)
     return Outcome(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), raised, seconds=seconds)
 
 
-def _attempt(step: Callable[[], Any]) -> tuple[Any, Raised | None]:
+def attempt(step: Callable[[], Any]) -> tuple[Any, Raised | None]:
+    """What a step returns, and what it raises."""
     try:
         return step(), None
     except BaseException as error:
@@ -336,7 +337,7 @@ def answer(
     def work() -> None:
         try:
             after_fork.prepare()
-            value, raised = _attempt(step)
+            value, raised = attempt(step)
             try:
                 result.append(msgspec.msgpack.encode((value, raised, "", peak() - before)))
             except Exception as error:
@@ -354,7 +355,7 @@ def answer(
                 why = f"it waits for a lock that is not released in a child process.{_place(stack)}"
                 result.append(msgspec.msgpack.encode((None, Raised(STUCK, why, stack), "", 0)))
             elif frame is not None:
-                seen, _ = _attempt(lambda: look(frame))
+                seen, _ = attempt(lambda: look(frame))
                 result.append(msgspec.msgpack.encode((seen, None, _stack_text(frame), peak() - before)))
             sys.stdout.flush()
             sys.stderr.flush()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from graphprobe.settings import text_from_size
+
 log = logging.getLogger(__name__)
 
 MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -92,7 +94,7 @@ class Room:
         need, left = predicted(step, self.sizes), free_memory()
         if left is None:
             return True
-        text = f"predicted: {told(need)} of memory, of {told(left)}"
+        text = f"predicted: {text_from_size(need)} of memory, of {text_from_size(left)}"
         log.info("%s: %s", step, text)
         self.tell(text)
         if need > left:
@@ -136,8 +138,3 @@ def trim() -> None:
     """Give memory that is free back to the machine, where the C library can: a process that waits keeps less."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def told(size: int) -> str:
-    """A size in words."""
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

@@ -30,7 +30,7 @@ from graphprobe.engine.interpret import copied_together
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.errors import UsageError
 from graphprobe.internals.operators.operators import OpMode, Overload, decomposition_of, operator_of
-from graphprobe.internals.tensors import tree_leaves, tree_map
+from graphprobe.internals.tensors import PLAIN_TYPES, tree_leaves, tree_map
 from graphprobe.numerics.dtypes import WorkingDtype, working_dtype
 from graphprobe.numerics.noise import Array, Float64Array, Noise, RunningSigma, sigma_from_runs, signs
 
@@ -99,8 +99,7 @@ DRAWN_INTO = frozenset(("uniform_", "normal_", "exponential_", "log_normal_", "c
 """Functions that draw floating-point numbers: which ones depends on the dtype that they are drawn in."""
 
 
-@contextlib.contextmanager
-def rough_sums(generator: torch.Generator, roundoff: float = ROUNDOFF, sign: int = 1) -> Iterator[None]:
+class RoughSums(OpMode):  # type: ignore[no-untyped-call]
     """Inside, every sum in float64 is off by what is usual in a dtype with unit roundoff `roundoff`.
 
     Each element gets the error ±e, e the rms error of recursive summation over its K terms, the sign drawn from
@@ -108,15 +107,12 @@ def rough_sums(generator: torch.Generator, roundoff: float = ROUNDOFF, sign: int
     are as ever; so is what higher-order operators run. `roundoff` above float32's counts as float32's: narrower dtypes
     are summed in float32. With `sign` -1 each error is the opposite of that with 1.
     """
-    with OpMode(_Rough(generator, min(roundoff, ROUNDOFF), sign).around):
-        yield
 
+    def __init__(self, generator: torch.Generator, roundoff: float = ROUNDOFF, sign: int = 1) -> None:
+        super().__init__(self._run)
+        self._generator, self._u, self._sign = generator, min(roundoff, ROUNDOFF), sign
 
-class _Rough:
-    def __init__(self, generator: torch.Generator, roundoff: float, sign: int) -> None:
-        self._generator, self._u, self._sign = generator, roundoff, sign
-
-    def around(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = operator_of(op)
         if operator is None or operator.namespace != "aten":
             return op(*args, **kwargs)
@@ -124,12 +120,12 @@ class _Rough:
         if name in COMPOSED:
             made_of = decomposition_of(op)
             if made_of is not None:
-                with OpMode(self.around):
+                with OpMode(self._run):
                     result = made_of(*args, **kwargs)
                 return op(*args, **kwargs) if result is NotImplemented else result
         errors = self._errors(name)
-        given = tree_leaves((args, kwargs))
-        if errors is None or not all(map(_is_plain, given)) or not any(map(_is_wide, given)):
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if errors is None or not all(map(is_plain, tensors)) or not any(map(_is_wide, tensors)):
             return op(*args, **kwargs)
         finish = errors(op, args, kwargs)
         result = op(*args, **kwargs)
@@ -261,12 +257,17 @@ def _error_of(terms: int | torch.Tensor, result: torch.Tensor, squares: torch.Te
     return error
 
 
+def _terms_of_product(name: str, shapes: Sequence[Sequence[int]]) -> int | None:
+    """How many terms each element of a product of matrices of these shapes adds up; None of another operation."""
+    if name in ("mm", "bmm", "matmul", "mv", "dot", "vdot"):
+        return int(shapes[0][-1]) if shapes[0] else 1
+    return int(shapes[1][-1]) + 1 if name in ("addmm", "addmv", "baddbmm", "addbmm") else None
+
+
 def _terms(name: str, args: tuple[Any, ...], i: int, result: torch.Tensor) -> int:
     """How many terms each element of result i adds up."""
-    if name in ("mm", "bmm", "mv", "dot", "vdot"):
-        return int(args[0].shape[-1])
-    if name in ("addmm", "addmv", "baddbmm", "addbmm"):
-        return int(args[1].shape[-1]) + 1
+    if (terms := _terms_of_product(name, [getattr(value, "shape", ()) for value in args[:2]])) is not None:
+        return terms
     if name == "convolution":
         x, weight, transposed = args[0], args[1], bool(args[6])
         products = (x if transposed else result).numel() * math.prod(weight.shape[1:])
@@ -286,11 +287,14 @@ def _is_wide(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is no tensor, or one of the usual kind with data."""
-    if not isinstance(value, torch.Tensor):
-        return True
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta
+def is_plain(value: object) -> bool:
+    """Whether it is a tensor of the usual kind, with data of its own."""
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) in PLAIN_TYPES
+        and value.layout is torch.strided
+        and not (value.is_meta or value.is_nested or value.is_quantized or value._is_zerotensor())
+    )
 
 
 def _squared(value: Any) -> Any:
@@ -347,13 +351,13 @@ class InFloat64(TorchFunctionMode):
         if name in DRAWN_FROM:
             args, kwargs = self._narrowed(args), self._narrowed(kwargs or {})
             return _widen(func(*args, **kwargs))
-        args, kwargs = _map(_wide_dtype, args), _map(_wide_dtype, kwargs or {})
-        return _map(_widen, func(*args, **kwargs))
+        args, kwargs = tree_map(_wide_dtype, args), tree_map(_wide_dtype, kwargs or {})
+        return tree_map(_widen, func(*args, **kwargs))
 
     def _narrowed(self, value: Any) -> Any:
         """The parameters of a distribution as the program has them; no gradient goes through what is drawn."""
         wide = torch.float64
-        return _map(lambda v: v.detach().to(self._drawn) if getattr(v, "dtype", None) is wide else v, value)
+        return tree_map(lambda v: v.detach().to(self._drawn) if getattr(v, "dtype", None) is wide else v, value)
 
 
 def _drawn_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: torch.dtype) -> Any:
@@ -381,29 +385,6 @@ def _widen(value: Any) -> Any:
     if value.is_complex():
         return value.to(torch.complex128)
     return value.to(torch.float64) if value.is_floating_point() else value
-
-
-def _map(change: Callable[[Any], Any], value: Any) -> Any:
-    """`value` with `change` applied to its leaves, through lists, tuples, named tuples and dicts."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(change, item) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(_map(change, item) for item in value)
-    if type(value) is dict:
-        return {key: _map(change, item) for key, item in value.items()}
-    return change(value)
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """The leaves of nested lists, tuples and dicts, in order; dicts by insertion."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from leaves(item)
-    else:
-        yield value
 
 
 def array_from(tensor: torch.Tensor) -> Array:
@@ -453,7 +434,7 @@ def _call(fn: Callable[..., Any], state: dict[str, Any], args: Any, kwargs: Any)
     """The noisy outputs of one float64 run, as arrays."""
     with InFloat64():
         result = torch.func.functional_call(fn, state, args, kwargs) if state else fn(*args, **kwargs)  # type: ignore[arg-type]
-    return [array_from(leaf) for leaf in leaves(result) if is_noisy(leaf)]
+    return [array_from(leaf) for leaf in tree_leaves(result) if is_noisy(leaf)]
 
 
 def _runner(
@@ -468,7 +449,7 @@ def _runner(
     state: dict[str, Any] = {}
     if isinstance(fn, torch.nn.Module):
         state = {**dict(fn.named_parameters()), **dict(fn.named_buffers())}
-    positional, named = _map(_wide_dtype, tuple(args)), _map(_wide_dtype, dict(kwargs))
+    positional, named = tree_map(_wide_dtype, tuple(args)), tree_map(_wide_dtype, dict(kwargs))
 
     def run(number: int | None = None, magnitude: bool = False) -> list[Array]:
         generator = None if number is None else shared
@@ -479,7 +460,7 @@ def _runner(
                 itertools.cycle(BALANCED[number % len(BALANCED)]),
             )
         change = functools.partial(_input, roundoff=roundoff, generator=generator, magnitude=magnitude, flips=flips)
-        return _call(fn, _map(change, state), _map(change, positional), _map(change, named))
+        return _call(fn, tree_map(change, state), tree_map(change, positional), tree_map(change, named))
 
     return run
 
@@ -527,7 +508,7 @@ def references(
         runs: perturbed runs; 0 leaves sigma 0.
         terms: K, for sums over K products (see `terms_of`): adds sqrt(K)·op(|x|). None for everything else.
         rough: for what has sums inside, such as a variance: in the perturbed runs these are as inaccurate as sums made
-            one term after the other, see `rough_sums`.
+            one term after the other, see `RoughSums`.
         pointwise: elements of the result hang on those of the same place only. Then the signs of up to three inputs
             are such that in four runs each is up and down twice, and each two are alike and unlike twice: what is left
             of a - b where both are nearly the same would otherwise be nothing at all in an eighth of the elements.
@@ -547,7 +528,7 @@ def references(
     exact = run()
 
     def noisy(number: int) -> list[Array]:
-        with rough_sums(shared, roundoff) if rough else contextlib.nullcontext():
+        with RoughSums(shared, roundoff) if rough else contextlib.nullcontext():
             values = run(number)
         if len(values) != len(exact):
             raise UsageError(f"{len(values)} outputs on perturbed inputs, {len(exact)} on the captured ones")
@@ -581,10 +562,8 @@ def terms_of(op_name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> int
     if name is None or not tensors or not sizes:
         return None
     shapes: list[tuple[int, ...]] = [tuple(int(n) for n in value.shape) for value in tensors]
-    if name in ("mm", "bmm", "matmul", "mv", "dot", "vdot"):
-        return shapes[0][-1] if shapes[0] else 1
-    if name in ("addmm", "addmv", "baddbmm", "addbmm"):
-        return shapes[1][-1] + 1
+    if (terms := _terms_of_product(name, shapes)) is not None:
+        return terms
     if name == "linear":
         return shapes[0][-1] + 1
     if name in ("convolution", "conv1d", "conv2d", "conv3d") and len(shapes) > 1:

@@ -25,8 +25,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from graphprobe.engine.reference import array_from, dtype_of, is_noisy
-from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
+from graphprobe.engine.reference import array_from, dtype_of, is_noisy, is_plain
+from graphprobe.internals.operators.operators import OpMode, Overload, arguments_of, is_written, operator_of
 from graphprobe.internals.tensors import WeakStorages, tree_leaves
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import DTYPES, WorkingDtype
@@ -57,7 +57,16 @@ WIDE = 8.0
 CONVERSIONS = frozenset("_to_copy copy _copy_from _copy_from_and_resize".split())
 """Results are exact where they equal the source."""
 
-EXACT = frozenset(
+LOOSE = frozenset(
+    # computed
+    "arange linspace logspace "
+    # of the process: drawn, never written, Python's
+    "rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional "
+    "uniform exponential random cauchy log_normal geometric poisson empty_strided lift lift_fresh".split()
+)
+"""Of `EXACT`: those that may give other numbers where they are compiled."""
+
+EXACT = LOOSE.union(
     # copies and arrangements
     "clone cat _cat stack hstack vstack index index_select gather take embedding slice_scatter select_scatter "
     "diagonal_scatter as_strided_scatter slice_backward select_backward diagonal_backward as_strided_backward "
@@ -65,7 +74,7 @@ EXACT = frozenset(
     "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _pad_enum unfold im2col pixel_shuffle "
     "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d repeat_interleave "
     "contiguous view reshape _reshape_alias _unsafe_view expand permute transpose t squeeze unsqueeze alias detach "
-    "lift lift_fresh split split_with_sizes unbind slice select diagonal as_strided unsafe_split "
+    "split split_with_sizes unbind slice select diagonal as_strided unsafe_split "
     "unsafe_split_with_sizes unsafe_chunk resize resize_as set_ set resolve_conj resolve_neg combinations meshgrid "
     "_pin_memory new_tensor scalar_tensor swap_axes _conj_physical block_diag "
     # choices among the elements
@@ -80,26 +89,14 @@ EXACT = frozenset(
     # steps from one number to another
     "nextafter ldexp frexp "
     # made of nothing
-    "zeros zeros_like ones ones_like full full_like empty empty_like empty_strided empty_permuted new_zeros new_ones "
-    "new_full new_empty new_empty_strided zero fill arange linspace logspace eye tril_indices triu_indices "
-    "_efficientzerotensor "
-    # drawn: the same numbers in every run
-    "rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional "
-    "uniform exponential random cauchy log_normal geometric poisson".split()
+    "zeros zeros_like ones ones_like full full_like empty empty_like empty_permuted new_zeros new_ones "
+    "new_full new_empty new_empty_strided zero fill eye tril_indices triu_indices "
+    "_efficientzerotensor".split()
 )
 """Operators whose results are elements of their inputs, or known numbers: nothing is rounded."""
 
 ACCUMULATING = frozenset("index_put _unsafe_index_put _index_put_impl put".split())
 """Exact unless they add up."""
-
-LOOSE = frozenset(
-    # computed
-    "arange linspace logspace "
-    # of the process: drawn, never written, Python's
-    "rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional "
-    "uniform exponential random cauchy log_normal geometric poisson empty_strided lift lift_fresh".split()
-)
-"""Of `EXACT`: those that may give other numbers where they are compiled."""
 
 CHOOSING = frozenset(
     "where maximum minimum fmax fmin clamp clamp_min clamp_max clip copysign heaviside nextafter cat _cat stack hstack "
@@ -124,7 +121,7 @@ def untouched() -> Iterator[None]:
         _paused -= 1
 
 
-class RoundedAnew:
+class RoundedAnew(OpMode):  # type: ignore[no-untyped-call]
     """A context manager: inside, each result in a narrow dtype is rounded anew, in a backward as well.
 
     Only memory that an operator made, or wrote, changes, and in place: shapes, strides, aliases and the autograd graph
@@ -149,6 +146,7 @@ class RoundedAnew:
         self, generator: torch.Generator, least: float = NARROW, given: Sequence[torch.Tensor] | None = None
     ) -> None:
         """`given`: what the program has to begin with; None: not known, so that anything may round."""
+        super().__init__(self._run, unseen=self._may_have_rounded)
         self.narrowest = 0.0
         self.rounds = given is None
         self._known: dict[int, object] = {}
@@ -156,17 +154,8 @@ class RoundedAnew:
         self._least = least
         self.rounded = 0
         self.failed = 0
-        self._mode = OpMode(self._run, unseen=self._unseen)
-        self._inside = contextlib.ExitStack()
         self._first = generator
         self._generators: dict[torch.device, torch.Generator] = {}
-
-    def __enter__(self) -> RoundedAnew:
-        self._inside.enter_context(self._mode)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._inside.close()
 
     def move(self, tensors: Sequence[torch.Tensor]) -> None:
         """Round the values of a program anew before it begins, in place."""
@@ -187,7 +176,7 @@ class RoundedAnew:
         return result
 
     def _after(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        returned = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        returned = _tensors(result)
         for tensor in returned:
             self._note(tensor)
         written = _written(op, args, kwargs)
@@ -195,7 +184,7 @@ class RoundedAnew:
         if not targets or _is_exact(op, args, kwargs):
             return
         mine = {id(t) for t in written}
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and id(t) not in mine]
+        given = [t for t in _tensors((args, kwargs)) if id(t) not in mine]
         memory = {_memory(t) for t in given if is_plain(t)}
         source = _source(op, args)
         for target in targets:
@@ -207,7 +196,7 @@ class RoundedAnew:
                 self.failed += 1
                 log.debug("%s: not rounded anew: %s", op, error)
 
-    def _unseen(self) -> None:
+    def _may_have_rounded(self) -> None:
         self.rounds = True
 
     def _look(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -266,16 +255,6 @@ def _facts(dtype: torch.dtype) -> WorkingDtype | None:
     return None if facts is None or facts.is_exact else facts
 
 
-def is_plain(value: object) -> bool:
-    """Whether it is a tensor of the usual kind, with data of its own."""
-    return (
-        isinstance(value, torch.Tensor)
-        and type(value) in (torch.Tensor, torch.nn.Parameter)
-        and value.layout is torch.strided
-        and not (value.is_meta or value.is_nested or value.is_quantized or value._is_zerotensor())
-    )
-
-
 def _is_rounded(tensor: torch.Tensor, least: float) -> bool:
     facts = _facts(tensor.dtype)
     if facts is None or facts.kind != "float" or facts.unit_roundoff <= least:
@@ -293,15 +272,9 @@ def _once(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def _written(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among the arguments that the operator writes, by its schema."""
-    found: list[torch.Tensor] = []
-    for i, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        if argument.name == "grads" and kwargs.get("grad_scale") is None:  # of fused optimisers: they only scale them
-            continue
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        found += [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
-    return found
+    scaled = kwargs.get("grad_scale") is not None  # fused optimisers write gradients only then
+    written = (v for a, v in arguments_of(op, args, kwargs) if is_written(a) and (scaled or a.name != "grads"))
+    return [tensor for value in written for tensor in _tensors(value)]
 
 
 def _is_exact(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -345,12 +318,9 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _numbers(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """The arguments that stand for elements, not for sizes, dimensions or positions."""
-    found = []
-    for i, argument in enumerate(op._schema.arguments):
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        if "number" in str(argument.type) or "float" in str(argument.type):
-            found += [float(v) for v in tree_leaves(value) if isinstance(v, (int, float))]
-    return found
+    stands = ((v, str(a.type)) for a, v in arguments_of(op, args, kwargs))
+    elements = (value for value, kind in stands if "number" in kind or "float" in kind)
+    return [float(v) for value in elements for v in tree_leaves(value) if isinstance(v, (int, float))]
 
 
 def _holds(target: torch.dtype, source: torch.dtype) -> bool:

@@ -67,33 +67,14 @@ def extract(gm: GraphModule, keep: Collection[Node], values: Mapping[str, Any]) 
         `(graph, inputs)`; the graph returns a tuple of what nothing in it uses.
     """
     keep = with_producers(keep)
-    graph = Graph()
-    root = torch.nn.Module()
-    made: dict[Node, Any] = {}
-    inputs: list[Any] = []
+    piece, made = _Piece(gm, values), dict[Node, Any]()
     order = [n for n in gm.graph.nodes if n in keep]
-    outside = [n for n in gm.graph.nodes if n not in keep and any(u in keep for u in n.users)]
-    for node in outside:
-        value = attribute(gm, node.target) if node.op == "get_attr" else values.get(node.name)
-        if isinstance(value, GraphModule):
-            setattr(root, node.name, value)
-            made[node] = graph.get_attr(node.name)
-        elif isinstance(value, torch.Tensor):
-            made[node] = graph.placeholder(node.name)
-            made[node].meta = _clean(node.meta)
-            inputs.append(copied(value))
-        else:
-            made[node] = value
+    for node in gm.graph.nodes:
+        if node not in keep and any(u in keep for u in node.users):
+            made[node] = piece.take(node, node.name)
     for node in order:
-        args, kwargs = _replaced((node.args, dict(node.kwargs)), made)
-        if node.op == "call_module":
-            root.add_module(node.name, gm.get_submodule(str(node.target)))
-            made[node] = graph.call_module(node.name, args, kwargs)
-        else:
-            made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
-        made[node].meta = _clean(node.meta)
-    graph.output(tuple(made[n] for n in order if not any(u in keep for u in n.users)))
-    return GraphModule(root, graph), inputs
+        made[node] = piece.call(node, made)
+    return piece.returning([made[n] for n in order if not any(u in keep for u in n.users)])
 
 
 def isolated_calls(
@@ -105,39 +86,51 @@ def isolated_calls(
         `(graph, inputs, owners)`: `owners` has, for each of them in order, the node and how many of the inputs are its.
         What a node returns is one item of the graph's outputs, in the same order.
     """
-    graph, root = Graph(), torch.nn.Module()
-    inputs: list[Any] = []
-    owners: list[tuple[Node, int]] = []
-    results: list[Any] = []
+    piece, owners, taken = _Piece(gm, values), list[tuple[Node, int]](), list[dict[Node, Any]]()
     for node in nodes:
-        made: dict[Node, Any] = {}
-        first = len(inputs)
-        for source in node.all_input_nodes:
-            value = attribute(gm, source.target) if source.op == "get_attr" else values.get(source.name)
-            if isinstance(value, GraphModule):
-                setattr(root, source.name, value)
-                made[source] = graph.get_attr(source.name)
-            elif isinstance(value, torch.Tensor):
-                made[source] = graph.placeholder(f"{node.name}_{source.name}")
-                inputs.append(copied(value))
-            else:
-                made[source] = value
+        first = len(piece.inputs)
+        taken.append({source: piece.take(source, f"{node.name}_{source.name}") for source in node.all_input_nodes})
+        owners.append((node, len(piece.inputs) - first))
+    graph, inputs = piece.returning([piece.call(node, made) for node, made in zip(nodes, taken, strict=True)])
+    return graph, inputs, owners
+
+
+class _Piece:
+    """A graph that is made of calls of another one, and what it is to be called with."""
+
+    def __init__(self, gm: GraphModule, values: Mapping[str, Any]) -> None:
+        self._gm, self._values = gm, values
+        self._graph, self._root = Graph(), torch.nn.Module()
+        self.inputs: list[Any] = []
+
+    def take(self, node: Node, name: str) -> Any:
+        """What stands for the value of a node outside: a placeholder for a tensor, an attribute for a graph."""
+        value = attribute(self._gm, node.target) if node.op == "get_attr" else self._values.get(node.name)
+        if isinstance(value, GraphModule):
+            setattr(self._root, node.name, value)
+            return self._graph.get_attr(node.name)
+        if not isinstance(value, torch.Tensor):
+            return value
+        self.inputs.append(copied(value))
+        made = self._graph.placeholder(name)
+        made.meta = _clean(node.meta)
+        return made
+
+    def call(self, node: Node, made: Mapping[Node, Any]) -> Node:
+        """The call of a node, on what stands for the nodes that it takes."""
         args, kwargs = _replaced((node.args, dict(node.kwargs)), made)
         if node.op == "call_module":
-            root.add_module(node.name, gm.get_submodule(str(node.target)))
-            result = graph.call_module(node.name, args, kwargs)
+            self._root.add_module(node.name, self._gm.get_submodule(str(node.target)))
+            found = self._graph.call_module(node.name, args, kwargs)
         else:
-            result = graph.create_node(node.op, node.target, args, kwargs, node.name)
-        result.meta = _clean(node.meta)
-        results.append(result)
-        owners.append((node, len(inputs) - first))
-    # Placeholders come first in a graph.
-    anchor = next((n for n in graph.nodes if n.op != "placeholder"), None)
-    for placeholder in [n for n in graph.nodes if n.op == "placeholder"]:
-        if anchor is not None:
-            anchor.prepend(placeholder)
-    graph.output(tuple(results))
-    return GraphModule(root, graph), inputs, owners
+            found = self._graph.create_node(node.op, node.target, args, kwargs, node.name)
+        found.meta = _clean(node.meta)
+        return found
+
+    def returning(self, results: Sequence[Node]) -> tuple[GraphModule, list[Any]]:
+        """The graph, which returns these, and its inputs."""
+        self._graph.output(tuple(results))
+        return GraphModule(self._root, self._graph), self.inputs
 
 
 def _clean(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,7 @@ THREADED_BYTES = 512 * 1024
 """Smaller tensors are done before a second thread has woken up."""
 
 _BY_DTYPE: dict[torch.dtype, Kind] = {
-    getattr(torch, name): (kind.number, table_address(kind), kind.size)
-    for name, kind in ITEM_KINDS.items()
-    if hasattr(torch, name)  # older releases lack the newest 8-bit and 4-bit formats
+    getattr(torch, name): (kind.number, table_address(kind), kind.size) for name, kind in ITEM_KINDS.items()
 }
 
 Kind = tuple[int, int, int]
@@ -114,8 +112,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
             f"the tensor has layout {tensor.layout}, not torch.strided", hint="pass its values(), or to_dense()"
         )
     if tensor.dtype not in _BY_DTYPE:
-        kind_of(str(tensor.dtype).removeprefix("torch."))
-        raise UsageError(f"this torch has no {tensor.dtype}", hint="update torch")
+        kind_of(text_of(tensor.dtype))  # raises
     with quiet():
         if type(tensor) not in PLAIN_TYPES:
             tensor = tensor.as_subclass(torch.Tensor)
@@ -225,7 +222,7 @@ def stats_async(tensor: torch.Tensor) -> torch.Tensor:
         for index, piece in enumerate(pieces):
             lanes = lanes + _digest_lanes(piece.view(torch.uint8), index * (CHUNK_BYTES // stats_numpy.BLOCK_BYTES))
         counts, floats = _merge(rows)
-        elements = flat.numel() * (2 if plain.dtype == getattr(torch, "float4_e2m1fn_x2", None) else 1)
+        elements = flat.numel() * (2 if plain.dtype == torch.float4_e2m1fn_x2 else 1)
         sizes = [torch.full((1,), n, dtype=torch.int64, device=flat.device) for n in (elements, flat.numel() * size)]
         return torch.cat([*sizes, counts, floats.view(torch.int64), exponent.reshape(1), lanes])
 
@@ -288,7 +285,7 @@ def _values(piece: torch.Tensor) -> torch.Tensor:
         else:
             found = torch.sqrt(re * re + im * im)
         return torch.where(infinite, math.inf, found)
-    if piece.dtype == getattr(torch, "float4_e2m1fn_x2", None):
+    if piece.dtype == torch.float4_e2m1fn_x2:
         byte = piece.view(torch.uint8).to(torch.int64)
         code = torch.stack([byte & 15, byte >> 4], dim=1).reshape(-1)
         exponent, half = (code >> 1) & 3, (code & 1).to(torch.float64) / 2

@@ -13,17 +13,16 @@ that their own noise may take there.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from graphprobe.engine.reference import dtype_of
-from graphprobe.engine.rounding import is_plain, of_few
-from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
+from graphprobe.engine.reference import dtype_of, is_plain
+from graphprobe.engine.rounding import of_few
+from graphprobe.internals.operators.operators import OpMode, Overload, argument_of, operator_of
 
 Way = Literal["as it is", "flipped", "zero"]
 """`as it is`: nothing is changed. `flipped`: the bits of what has no defined value are flipped, unwritten memory holds
@@ -63,24 +62,7 @@ MOST_NOTED = 1 << 22
 """Elements of arguments that are noted; of further ones nothing is known."""
 
 
-class _Around:
-    """A context manager: inside, `_run` is asked for the result of every operator, those of a backward included."""
-
-    def __init__(self) -> None:
-        self._inside = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._inside.enter_context(OpMode(self._run))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._inside.close()
-
-    def _run(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-
-class DoneOtherwise(_Around):
+class DoneOtherwise(OpMode):  # type: ignore[no-untyped-call]
     """A context manager: inside, what torch leaves undefined comes out in another way, in a backward as well.
 
     What higher-order operators run is left alone, and so are tensors that are no plain strided ones with data.
@@ -90,7 +72,7 @@ class DoneOtherwise(_Around):
     """
 
     def __init__(self, way: Way = "flipped") -> None:
-        super().__init__()
+        super().__init__(self._run)
         self.met: list[str] = []
         self._way = way
 
@@ -105,7 +87,7 @@ class DoneOtherwise(_Around):
         other = _reversed_writes(name.removesuffix("_"), op, args, kwargs)
         if other is not None:
             return self._written(name, op, args, kwargs, other)
-        if name in ORDERS and _argument(op, args, kwargs, "stable") is not True:
+        if name in ORDERS and argument_of(op, args, kwargs, "stable") is not True:
             return self._ordered(name, op, args, kwargs)
         return op(*args, **kwargs)
 
@@ -151,7 +133,7 @@ class DoneOtherwise(_Around):
 
     def _ordered(self, name: str, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op(*args, **kwargs)
-        given, dim = args[0], _argument(op, args, kwargs, "dim")
+        given, dim = args[0], argument_of(op, args, kwargs, "dim")
         pair = isinstance(result, tuple) and len(result) == 2
         if not pair or not isinstance(dim, int) or not is_plain(given) or not given.dim():
             return result
@@ -164,7 +146,7 @@ class DoneOtherwise(_Around):
         return result
 
 
-class AtTheEdge(_Around):
+class AtTheEdge(OpMode):  # type: ignore[no-untyped-call]
     """A context manager: inside, arguments of `EDGES` that are near their edge are moved to it, in a backward as well.
 
     Args:
@@ -176,7 +158,7 @@ class AtTheEdge(_Around):
     """
 
     def __init__(self, noise: Sequence[torch.Tensor] = (), way: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(self._run)
         self.gaps: list[torch.Tensor] = []
         self._noise, self._way, self._left = noise, way, MOST_NOTED
 
@@ -269,7 +251,7 @@ def _reversed_writes(
 def _of_index_put(op: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
     indices, values = args[1], args[2]
     known = [i for i in indices if isinstance(i, torch.Tensor)]
-    if _argument(op, args, kwargs, "accumulate") is True or not known or len(known) != len(indices):
+    if argument_of(op, args, kwargs, "accumulate") is True or not known or len(known) != len(indices):
         return None
     if not all(is_plain(i) and i.dtype in (torch.int64, torch.int32) for i in known):
         return None
@@ -300,11 +282,3 @@ _WRITES: Mapping[str, Callable[..., tuple[Any, ...] | None]] = {
     "scatter": _of_scatter,
     "index_copy": _of_index_copy,
 }
-
-
-def _argument(op: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
-    """An argument by its name in the schema, or its default; None where there is none."""
-    for i, argument in enumerate(op._schema.arguments):
-        if argument.name == name:
-            return args[i] if i < len(args) else kwargs.get(name, argument.default_value)
-    return None

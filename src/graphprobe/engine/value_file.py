@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import fcntl
 import itertools
@@ -11,9 +12,9 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, overload
+from typing import IO, Any, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from graphprobe.engine.values import CapturedValues, buffer_of, capture, from_by
 from graphprobe.internals.quiet import quiet
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LARGE = 1 << 16
 """Bytes from which on a storage goes into the file; a smaller one is kept in memory."""
@@ -227,30 +230,34 @@ class InFile:
             return replay.restore(self.record, {name: flat}, {"storages": {name: {"first_byte": self.first_byte}}})
 
 
-class Restored(Sequence[Any]):
-    """Values of one record. Small ones are there; large ones are loaded whenever they are looked at."""
+class Loaded(Sequence[T]):
+    """Values that `load` makes of items, each whenever it is looked at."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        self._items = items
+    def __init__(self, items: Sequence[Any], load: Callable[[Any], T]) -> None:
+        self._items, self._load = items, load
 
     def __len__(self) -> int:
         return len(self._items)
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> T: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Restored: ...
+    def __getitem__(self, index: slice) -> Self: ...
 
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return Restored(self._items[index])
-        item = self._items[index]
-        return item.load() if isinstance(item, InFile) else item
+    def __getitem__(self, index: int | slice) -> T | Self:
+        if not isinstance(index, slice):
+            return self._load(self._items[index])
+        part = copy.copy(self)
+        part._items = self._items[index]
+        return part
 
-    def __iter__(self) -> Iterator[Any]:
-        for index in range(len(self)):
-            yield self[index]
+
+class Restored(Loaded[Any]):
+    """Values of one record. Small ones are there; large ones are loaded."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        super().__init__(items, lambda item: item.load() if isinstance(item, InFile) else item)
 
     def place(self, index: int) -> InFile | None:
         """Where the value at a position is to be found, if it is in a file."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
-from types import TracebackType
 
 import msgspec
 
-from graphprobe.engine.forked_child import descendants, end_group, forked, in_fresh_thread
-from graphprobe.errors import Raised, raised_from
+from graphprobe.engine.forked_child import attempt, descendants, end_group, forked, in_fresh_thread
+from graphprobe.errors import Raised
 
 POLL_S = 0.1
 """How often it is looked whether the process has ended while something that it has started keeps its pipe open."""
@@ -98,9 +98,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self) -> Connection:
@@ -145,11 +143,7 @@ class Worker:
 
 def _serve(handle: Callable[[bytes], bytes], on_start: Callable[[], None], channel: Connection) -> None:
     """Be the child: ends when the parent closes the channel."""
-    failed: Reply | None = None
-    try:
-        on_start()
-    except BaseException as error:
-        failed = Reply(raised=raised_from(error))
+    _, failed = attempt(on_start)
     channel.send_bytes(READY)
     while True:
         try:
@@ -157,11 +151,5 @@ def _serve(handle: Callable[[bytes], bytes], on_start: Callable[[], None], chann
         except (EOFError, OSError):
             return
         channel.send_bytes(READY)
-        channel.send_bytes(msgspec.msgpack.encode(failed or _attempt(handle, job)))
-
-
-def _attempt(handle: Callable[[bytes], bytes], job: bytes) -> Reply:
-    try:
-        return Reply(handle(job))
-    except BaseException as error:
-        return Reply(raised=raised_from(error))
+        value, raised = (None, failed) if failed is not None else attempt(functools.partial(handle, job))
+        channel.send_bytes(msgspec.msgpack.encode(Reply(value, raised)))

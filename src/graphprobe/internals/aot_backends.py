@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 from torch.fx import GraphModule
 
 from graphprobe.internals.names import require
@@ -159,17 +160,13 @@ def aot_compile(
 
 def effect_tokens_unlifted() -> AbstractContextManager[Any]:
     """AOTAutograd configured as Inductor has it: effect tokens are made inside the graph."""
-    config = require("torch._functorch", "config", purpose="decomposing backends")
-    if not hasattr(config, "unlift_effect_tokens"):
-        return nullcontext()
-    patched: AbstractContextManager[Any] = config.patch({"unlift_effect_tokens": True})
+    patched: AbstractContextManager[Any] = functorch_config.patch({"unlift_effect_tokens": True})
     return patched
 
 
 def crossref_setting() -> str | None:
-    """What torch's own `fake_tensor_crossref` says: `all`, `custom_ops`, or None when it is off or not there."""
-    config = require("torch._functorch", "config", purpose="crossref")
-    value = getattr(config, "fake_tensor_crossref", False)
+    """What torch's own `fake_tensor_crossref` says: `all`, `custom_ops`, or None when it is off."""
+    value = functorch_config.fake_tensor_crossref
     return str(value) if value else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,9 @@ from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
 
 AOT = "torch._functorch.aot_autograd"
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "forward")
+"""Of its compilers, the last of which is for inference."""
+
 Compiler = Callable[..., Any]
 
 
@@ -76,76 +79,11 @@ def _observed_partition(
     return partition_fn
 
 
-def _tap_stage2(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def aot_stage2_compile(
-            aot_state: Any,
-            capture: Any,
-            partition_fn: Compiler,
-            fw_compiler: Compiler,
-            bw_compiler: Compiler | None = None,
-            inference_compiler: Compiler | None = None,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            def plain() -> Any:
-                with unseen:
-                    return original(
-                        aot_state, capture, partition_fn, fw_compiler, bw_compiler, inference_compiler, *args, **kwargs
-                    )
+def _stage2(around: Callable[..., Any]) -> Patch:
+    """AOTAutograd's second stage with `around(call, state, capture, partition_fn, compilers)` in its place.
 
-            frame = current()
-            if frame is None:
-                # Outside Dynamo (aot_function, torch._inductor.compile): the model is known only from here on.
-                if unobserved() or not to.tell("wants", lambda: to.observer.wants(None), False):
-                    return plain()
-                facts = FrameFacts(compile_id=current_compile_id(), backend="aot_autograd")
-                token = to.tell("aot model", lambda: to.observer.model_begins(facts, None, ()), None)
-                if token is None:
-                    return plain()
-            else:
-                token = frame.token
-            model = token
-            token = to.tell("aot piece", lambda: to.observer.aot_begins(model), model)
-            called: list[str] = []
-            made: dict[str, Any] = {}
-            joint = capture.graph_module
-            autograd = bool(aot_state.needs_autograd) and not aot_state.aot_config.pre_dispatch
-            if autograd:
-                where = Frame(token, "joint", "aot")
-                to.tell("joint graph", lambda: to.observer.aot_graph(where, joint), None)
-            backward = bw_compiler if bw_compiler is not None else fw_compiler
-            inference = inference_compiler if inference_compiler is not None else fw_compiler
-            with unseen:
-                result = original(
-                    aot_state,
-                    capture,
-                    _observed_partition(to, token, partition_fn, joint, made),
-                    _observed_compiler(to, token, "forward", fw_compiler, called),
-                    _observed_compiler(to, token, "backward", backward, called),
-                    _observed_compiler(to, token, "forward", inference, called),
-                    *args,
-                    **kwargs,
-                )
-            if "backward" in made and "backward" not in called:
-                # It may never be compiled; it is there all the same.
-                late = Frame(token, "backward", "aot")
-                to.tell("backward graph", lambda: to.observer.aot_graph(late, made["backward"]), None)
-            return result
-
-        return aot_stage2_compile
-
-    return make
-
-
-@contextmanager
-def compilers_watched(around: Callable[[str, Compiler], Compiler]) -> Iterator[None]:
-    """AOTAutograd with `around(direction, compiler)` in the place of each compiler that it is given."""
-
-    def watched(direction: str, compiler: Compiler) -> Compiler:
-        made = around(direction, compiler)
-        made.__dict__.update(getattr(compiler, "__dict__", {}))
-        return made
+    `call(partition_fn, *compilers)` runs it. The compilers are those of the forward, of the backward, and of inference.
+    """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def aot_stage2_compile(
@@ -158,21 +96,71 @@ def compilers_watched(around: Callable[[str, Compiler], Compiler]) -> Iterator[N
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            backward, inference = bw_compiler or fw_compiler, inference_compiler or fw_compiler
-            compilers = (("forward", fw_compiler), ("backward", backward), ("forward", inference))
-            return original(state, capture, partition_fn, *(watched(*one) for one in compilers), *args, **kwargs)
+            def call(partition: Compiler, *compilers: Compiler) -> Any:
+                return original(state, capture, partition, *compilers, *args, **kwargs)
+
+            compilers = (fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler)
+            with unseen:
+                return around(call, state, capture, partition_fn, compilers)
 
         return aot_stage2_compile
 
-    patches, patch = PatchSet(), Patch("aot_graphs", AOT, "aot_stage2_compile", make)
-    try:
-        patches.apply(importlib.import_module(AOT), patch)
-        yield
-    finally:
-        patches.undo()
+    return Patch("aot_graphs", AOT, "aot_stage2_compile", make)
 
 
 def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
     to = Subscriber(observer)
-    return [Patch("aot_graphs", AOT, "aot_stage2_compile", _tap_stage2(to))]
+
+    def observed(
+        call: Callable[..., Any], state: Any, capture: Any, partition_fn: Compiler, compilers: Sequence[Compiler]
+    ) -> Any:
+        frame = current()
+        token = frame.token if frame is not None else None
+        if frame is None and not unobserved() and to.tell("wants", lambda: observer.wants(None), False):
+            # Outside Dynamo (aot_function, torch._inductor.compile): the model is known only from here on.
+            facts = FrameFacts(compile_id=current_compile_id(), backend="aot_autograd")
+            token = to.tell("aot model", lambda: observer.model_begins(facts, None, ()), None)
+        if frame is None and token is None:
+            return call(partition_fn, *compilers)
+        model = token
+        token = to.tell("aot piece", lambda: observer.aot_begins(model), model)
+        called: list[str] = []
+        made: dict[str, Any] = {}
+        joint = capture.graph_module
+        if state.needs_autograd and not state.aot_config.pre_dispatch:
+            to.tell("joint graph", lambda: observer.aot_graph(Frame(token, "joint", "aot"), joint), None)
+        watched = (
+            _observed_compiler(to, token, direction, compiler, called)
+            for direction, compiler in zip(DIRECTIONS, compilers, strict=True)
+        )
+        result = call(_observed_partition(to, token, partition_fn, joint, made), *watched)
+        if "backward" in made and "backward" not in called:
+            # It may never be compiled; it is there all the same.
+            late = Frame(token, "backward", "aot")
+            to.tell("backward graph", lambda: observer.aot_graph(late, made["backward"]), None)
+        return result
+
+    return [_stage2(observed)]
+
+
+@contextmanager
+def compilers_watched(around: Callable[[str, Compiler], Compiler]) -> Iterator[None]:
+    """AOTAutograd with `around(direction, compiler)` in the place of each compiler that it is given."""
+
+    def watched(direction: str, compiler: Compiler) -> Compiler:
+        made = around(direction, compiler)
+        made.__dict__.update(getattr(compiler, "__dict__", {}))
+        return made
+
+    def observed(
+        call: Callable[..., Any], state: Any, capture: Any, partition_fn: Compiler, compilers: Sequence[Compiler]
+    ) -> Any:
+        return call(partition_fn, *map(watched, DIRECTIONS, compilers))
+
+    patched = PatchSet()
+    try:
+        patched.apply(importlib.import_module(AOT), _stage2(observed))
+        yield
+    finally:
+        patched.undo()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,10 +15,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from graphprobe.internals.importhook import ImportHook
+from graphprobe.internals.unseen import unseen
 
 _MISSING = object()
 
 T = TypeVar("T")
+
+Advice = Generator[None, tuple[Any, BaseException | None], Any]
+"""What happens around one call: what is in front of its `yield` before it, the rest behind it. See `advised`."""
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -38,6 +43,39 @@ class Patch(msgspec.Struct, frozen=True):
     @property
     def address(self) -> str:
         return f"{self.module}:{self.attribute}"
+
+
+def advised(tap: str, module: str, attribute: str, advice: Callable[..., Advice]) -> Patch:
+    """A patch that runs `advice(*args, **kwargs)` around each call, which itself is as without it.
+
+    `result, error = yield` is how the call ended. What the advice returns, unless it is None, takes the place of a
+    result. One that returns without a `yield` has the call to itself.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            around = advice(*args, **kwargs)
+            next(around, None)
+            try:
+                with unseen:
+                    result = original(*args, **kwargs)
+            except BaseException as error:
+                _end(around, None, error)
+                raise
+            instead = _end(around, result, None)
+            return result if instead is None else instead
+
+        return call
+
+    return Patch(tap, module, attribute, make)
+
+
+def _end(around: Advice, result: Any, error: BaseException | None) -> Any:
+    try:
+        around.send((result, error))
+    except StopIteration as end:
+        return end.value
 
 
 def resolve(module: ModuleType, attribute: str) -> tuple[Any, str, Any]:

@@ -88,12 +88,8 @@ def caches_renewed() -> Iterator[None]:
 
     An entry may have been made by the same program while somebody had changed the compiler, which no key tells.
     """
-    module = sys.modules.get("torch.compiler.config")
-    if module is None or not hasattr(module, "cache_key_tag"):
-        with bypassed():
-            yield
-        return
-    with module.patch({"cache_key_tag": uuid.uuid4().hex}):
+    module: Any = sys.modules.get("torch.compiler.config")
+    with bypassed() if module is None else module.patch({"cache_key_tag": uuid.uuid4().hex}):
         yield
 
 
@@ -104,7 +100,7 @@ def drop_cut_off_libraries() -> list[Path]:
     `file too short`. Files that may still be written are left alone.
     """
     module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-    if module is None or not hasattr(module, "default_cache_dir"):
+    if module is None:
         return []
     dropped: list[Path] = []
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or module.default_cache_dir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
 import sys
 import threading
@@ -15,11 +14,10 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.bus import Advice, Patch, Subscription, advised
 from graphprobe.internals.dynamo.compile_facts import compiled_now
 from graphprobe.internals.importhook import StandInLoader
 from graphprobe.internals.inductor.inductor_taps import pass_patches
-from graphprobe.internals.unseen import unseen
 
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
 """Packages whose import counts also outside of a compile: the first use of torch.compile loads them."""
@@ -274,56 +272,38 @@ class CompileTiming:
 
     def _all(self) -> list[Patch]:
         return [
-            Patch("profile", UTILS, f"{EVENTS}.log_event_start", self._event_start),
-            Patch("profile", UTILS, f"{EVENTS}.log_event_end", self._event_end),
-            Patch("profile", UTILS, f"{EVENTS}.log_instant_event", self._instant),
-            Patch("profile", UTILS, "CompilationMetrics.create", self._metrics),
+            advised("profile", UTILS, f"{EVENTS}.log_event_start", self._event_start),
+            advised("profile", UTILS, f"{EVENTS}.log_event_end", self._event_end),
+            advised("profile", UTILS, f"{EVENTS}.log_instant_event", self._instant),
+            advised("profile", UTILS, "CompilationMetrics.create", self._metrics),
             *pass_patches("profile", self._pass_begins, self._pass_ends),
-            *(
-                Patch("profile", timed.module, timed.attribute, functools.partial(self._function, timed))
-                for timed in FUNCTIONS
-            ),
+            *(advised("profile", timed.module, timed.attribute, self._function(timed)) for timed in FUNCTIONS),
         ]
 
-    def _event_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _event_start(self, logger: Any, event_name: str, time_ns: int, metadata: Any, *args: Any, **kw: Any) -> Advice:
         """The one place that `dynamo_timed` passes as it begins; no frame of ours stays on the stack meanwhile."""
-        recorder = self.recorder
 
-        def log_event_start(logger: Any, event_name: str, time_ns: int, metadata: Any, *args: Any, **kw: Any) -> Any:
-            result = original(logger, event_name, time_ns, metadata, *args, **kw)
+        def begin() -> None:
+            compile_id = metadata.get("compile_id")
+            self.recorder.begin(
+                event_name,
+                "pass" if event_name.startswith("pass.") else "phase",
+                compile_id=None if compile_id in (None, "None") else compile_id,
+                detail=str(metadata.get("fn_name") or ""),
+            )
 
-            def begin() -> None:
-                compile_id = metadata.get("compile_id")
-                recorder.begin(
-                    event_name,
-                    "pass" if event_name.startswith("pass.") else "phase",
-                    compile_id=None if compile_id in (None, "None") else compile_id,
-                    detail=str(metadata.get("fn_name") or ""),
-                )
+        yield
+        self.recorder.quietly(begin)
 
-            recorder.quietly(begin)
-            return result
+    def _event_end(self, logger: Any, event_name: str, *args: Any, **kwargs: Any) -> Advice:
+        self.recorder.quietly(lambda: self.recorder.end_named(event_name))
+        yield
 
-        return log_event_start
-
-    def _event_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self.recorder
-
-        def log_event_end(logger: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
-            recorder.quietly(lambda: recorder.end_named(event_name))
-            return original(logger, event_name, *args, **kwargs)
-
-        return log_event_end
-
-    def _instant(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def log_instant_event(logger: Any, event_name: str, time_ns: int, *args: Any, **kwargs: Any) -> Any:
-            cache, _, state = event_name.rpartition("_")
-            if cache in CACHES:
-                metadata = args[0] if args else kwargs.get("metadata")
-                self.recorder.quietly(lambda: self._cache_answer(CACHES[cache], state, metadata or {}))
-            return original(logger, event_name, time_ns, *args, **kwargs)
-
-        return log_instant_event
+    def _instant(self, logger: Any, event_name: str, time_ns: int, metadata: Any = None, **kwargs: Any) -> Advice:
+        cache, _, state = event_name.rpartition("_")
+        if cache in CACHES:
+            self.recorder.quietly(lambda: self._cache_answer(CACHES[cache], state, metadata or {}))
+        yield
 
     def _cache_answer(self, cache: str, state: str, metadata: dict[str, Any]) -> None:
         inside = self.recorder.inside
@@ -331,12 +311,9 @@ class CompileTiming:
         fact = {"cache": cache, "state": state, "compile_id": inside.compile_id if inside is not None else None}
         self.caches.append(fact | {"reason": None if reason is None else str(reason)})
 
-    def _metrics(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def create(cls: Any, metrics: dict[str, Any]) -> Any:
-            self.recorder.quietly(lambda: self.compiles.append(_compile_fact(metrics)))
-            return original(cls, metrics)
-
-        return create
+    def _metrics(self, cls: Any, metrics: dict[str, Any]) -> Advice:
+        self.recorder.quietly(lambda: self.compiles.append(_compile_fact(metrics)))
+        yield
 
     def _pass_begins(self, seen: Any) -> OpenSpan | None:
         caller = sys._getframe(1)
@@ -351,26 +328,21 @@ class CompileTiming:
     def _pass_ends(self, seen: Any, span: OpenSpan, error: BaseException | None) -> None:
         self.recorder.quietly(lambda: self.recorder.end(span))
 
-    def _function(self, timed: TimedFunction, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _function(self, timed: TimedFunction) -> Callable[..., Advice]:
         recorder = self.recorder
 
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Advice:
             if not recorder.on or (not timed.anywhere and recorder.inside is None):
-                with unseen:
-                    return original(*args, **kwargs)
+                return
 
             def begin() -> OpenSpan:
                 detail = "" if timed.detail is None else timed.detail(*args, **kwargs)
                 return recorder.begin(timed.span, timed.kind, detail=detail)
 
             span = recorder.quietly(begin)
-            try:
-                with unseen:
-                    return original(*args, **kwargs)
-            finally:
-                if span is not None:
-                    recorder.quietly(lambda: recorder.end(span))
+            yield
+            if span is not None:
+                recorder.quietly(lambda: recorder.end(span))
 
         return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import difflib
 import importlib.util
@@ -11,7 +12,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,50 +105,27 @@ def is_torch_module(name: str) -> bool:
 
 
 def _from_source() -> LogNames | None:
-    """None when the file is not there, or says it in another way than by literals."""
+    """What torch's file registers, run alone; None when it is not there, or needs more of torch than the two calls."""
     folder = torch_folder()
     if folder is None:
         return None
-    try:
-        tree = ast.parse((folder / REGISTRATIONS).read_text("utf-8"))
-        return _names_in(tree)
-    except (OSError, SyntaxError, ValueError, KeyError):
-        return None
-
-
-def _names_in(tree: ast.Module) -> LogNames | None:
-    constants: dict[str, Any] = {}
     components: dict[str, tuple[str, ...]] = {}
     artifacts: dict[str, bool] = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            constants[statement.targets[0].id] = _value(statement.value, constants)
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            continue
-        arguments = [_value(argument, constants) for argument in call.args]
-        options = {keyword.arg: _value(keyword.value, constants) for keyword in call.keywords}
-        if call.func.id == "register_log":
-            loggers = arguments[1]
-            components[arguments[0]] = (loggers,) if isinstance(loggers, str) else tuple(loggers)
-        elif call.func.id == "register_artifact":
-            artifacts[arguments[0]] = not options.get("off_by_default", False)
+
+    def register_log(name: str, loggers: str | Sequence[str]) -> None:
+        components[name] = (loggers,) if isinstance(loggers, str) else tuple(loggers)
+
+    def register_artifact(name: str, *_: Any, off_by_default: bool = False, **__: Any) -> None:
+        artifacts[name] = not off_by_default
+
+    try:
+        tree = ast.parse((folder / REGISTRATIONS).read_text("utf-8"))
+        tree.body = [statement for statement in tree.body if not isinstance(statement, ast.ImportFrom)]
+        code = compile(tree, REGISTRATIONS, "exec")
+        exec(code, {"register_log": register_log, "register_artifact": register_artifact})
+    except Exception:
+        return None
     return LogNames(components, artifacts) if components and artifacts else None
-
-
-def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
-    """A literal, with names of constants and `*names` in it."""
-    if isinstance(node, ast.Name):
-        return constants[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        found: list[Any] = []
-        for item in node.elts:
-            if isinstance(item, ast.Starred):
-                found.extend(_value(item.value, constants))
-            else:
-                found.append(_value(item, constants))
-        return found
-    return ast.literal_eval(node)
 
 
 def _from_torch() -> LogNames:
@@ -474,10 +452,8 @@ def _file_line(record: logging.LogRecord, artifact: str | None, *, verbose: bool
         line.stack_info = "Stack (most recent call last):\n" + "".join(_stack()).rstrip()
     compile_id = _compile_id()
     if compile_id is not None:
-        try:
+        with contextlib.suppress(Exception):  # told by `_line`
             line.msg, line.args = f"[{compile_id}] {record.getMessage()}", ()
-        except Exception:  # told by `_line`
-            pass
     return _line(line)
 
 
@@ -490,15 +466,12 @@ def _stack() -> list[str]:
 
 
 def _compile_id() -> str | None:
-    guards = sys.modules.get("torch._guards")
-    current = getattr(getattr(guards, "CompileContext", None), "current_trace_id", None)
-    if current is None:
-        return None
-    try:
-        found = current()
-    except Exception:  # a line without it is a line all the same
-        return None
-    return None if found is None else str(found)
+    guards: Any = sys.modules.get("torch._guards")
+    if guards is not None:
+        with contextlib.suppress(Exception):  # a line without it is a line all the same
+            found = guards.CompileContext.current_trace_id()
+            return None if found is None else str(found)
+    return None
 
 
 def _safe(message: Any) -> str:

@@ -406,35 +406,31 @@ def _arguments(call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
             yield keyword.arg, keyword.value
 
 
+def _uses(call: ast.Call) -> list[Use]:
+    return [Use(name, at, path, view=view) for at, node in _arguments(call) for path, name, view in _buffers(node)]
+
+
 def _kernel(call: ast.Call, name: str, signature: Signature) -> LaunchIO:
-    reads: list[Use] = []
-    writes: list[Use] = []
-    for (position, node), parameter in zip(enumerate(call.args), signature, strict=False):
-        if parameter.pointer:
-            uses = [Use(found, position, path, view=view) for path, found, view in _buffers(node)]
-            reads += uses if parameter.reads else []
-            writes += uses if parameter.writes else []
-    return LaunchIO(call.lineno, name, "kernel", tuple(reads), tuple(writes))
+    known = dict(enumerate(signature))
+    uses = [
+        (use, known[use.position]) for use in _uses(call) if isinstance(use.position, int) and use.position in known
+    ]
+    pointers = [(use, parameter) for use, parameter in uses if parameter.pointer]
+    reads = tuple(use for use, parameter in pointers if parameter.reads)
+    return LaunchIO(call.lineno, name, "kernel", reads, tuple(use for use, parameter in pointers if parameter.writes))
 
 
 def _extern(call: ast.Call, name: str) -> LaunchIO:
-    uses = [(p, Use(found, p, path, view=view)) for p, n in _arguments(call) for path, found, view in _buffers(n)]
-    reads = tuple(use for position, use in uses if position != "out")
-    return LaunchIO(call.lineno, name, "extern", reads, tuple(use for position, use in uses if position == "out"))
+    uses = _uses(call)
+    reads, writes = (tuple(use for use in uses if (use.position == "out") == out) for out in (False, True))
+    return LaunchIO(call.lineno, name, "extern", reads, writes)
 
 
 def _op(call: ast.Call, name: str, full: str) -> LaunchIO:
     mutable, outs = _written(full)
-    reads: list[Use] = []
-    writes: list[Use] = []
-    for position, node in _arguments(call):
-        for path, found, view in _buffers(node):
-            use = Use(found, position, path, view=view)
-            if position in mutable:
-                writes.append(use)
-            if position not in outs:
-                reads.append(use)
-    return LaunchIO(call.lineno, name, "op", tuple(reads), tuple(writes))
+    uses = _uses(call)
+    reads = tuple(use for use in uses if use.position not in outs)
+    return LaunchIO(call.lineno, name, "op", reads, tuple(use for use in uses if use.position in mutable))
 
 
 def _written(name: str) -> tuple[set[int | str], set[int | str]]:
@@ -489,7 +485,8 @@ def _owners(
     calls: set[int] = set()
     last = 0
     for node in nodes:
-        lines = [min(first[out.name] for out in node.outputs if out.name in first)] if _named(node, first) else []
+        named = [first[out.name] for out in node.outputs if out.name in first]
+        lines = [min(named)] if named else []
         if node.kind == "nop":
             parts = [found[writers[name]] for name in node.inputs if writers.get(name) in found]
             lines = [max(parts)] if parts else lines
@@ -509,10 +506,6 @@ def _owners(
             calls |= {found[node.name]} if node.kind == "extern" else set()
             last = max(last, found[node.name]) if node.kind != "nop" else last
     return found
-
-
-def _named(node: IRNode, first: dict[str, int]) -> bool:
-    return any(out.name in first for out in node.outputs)
 
 
 def _resolved(

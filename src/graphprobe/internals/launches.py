@@ -199,20 +199,13 @@ class _StandIns:
             with unseen:
                 return function(*args, **kwargs)
         for tap in taps[:0:-1]:
-            function = _Through(tap, name, kind, function)
+            function = _through(tap, name, kind, function)
         return taps[0].call(name, kind, function, args, kwargs)
 
 
-class _Through:
+def _through(tap: LaunchTap, name: str, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A launch as an outer tap runs it: through the next one."""
-
-    __slots__ = ("_function", "_kind", "_name", "_tap")
-
-    def __init__(self, tap: LaunchTap, name: str, kind: str, function: Callable[..., Any]) -> None:
-        self._tap, self._name, self._kind, self._function = tap, name, kind, function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._tap.call(self._name, self._kind, self._function, args, kwargs)
+    return lambda *args, **kwargs: tap.call(name, kind, function, args, kwargs)
 
 
 class _StandIn:

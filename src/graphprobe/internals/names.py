@@ -106,6 +106,8 @@ IMPORTED: Use = "imported"
 ONLY_NESTED = "V.graph.parent"
 """What only a nested graph has."""
 
+_OBSERVER = ("torch.fx.passes.graph_transform_observer", "GraphTransformObserver")
+
 MISLEADING = (
     (
         "2.12",
@@ -207,6 +209,7 @@ _TABLE = (
     _n(CALLED, "torch._C", "DisableTorchFunctionSubclass", "recompiles"),
     _n(CALLED, "torch._C", "_dispatch_get_all_op_names", "registrations"),
     _n(READ, "torch._C", "_TorchDispatchModeKey.FAKE _TorchDispatchModeKey.FUNCTIONAL", "dump_single_ops"),
+    _n(READ, "torch._C", "_functions.AccumulateGrad", "api_dump"),
     _n(READ, "torch._C", "_TorchDispatchModeKey.PROXY", "dump_single_ops"),
     _n(CALLED, "torch._C", "_current_autograd_node", "api_dump dump_single_ops"),
     _n(CALLED, "torch._C", "_current_graph_task_id _get_function_stack_at _len_torch_function_stack", "api_dump"),
@@ -416,23 +419,11 @@ _TABLE = (
     _n(PATCHED, "torch.fx.graph_module", "_print_readable", "profile_details"),
     _n(
         PATCHED,
-        "torch.fx.passes.graph_transform_observer",
-        "GraphTransformObserver.__enter__",
+        _OBSERVER[0],
+        f"{_OBSERVER[1]}.__enter__ {_OBSERVER[1]}.__exit__",
         "passes profile_passes diagnose_passes",
     ),
-    _n(
-        PATCHED,
-        "torch.fx.passes.graph_transform_observer",
-        "GraphTransformObserver.__exit__",
-        "passes profile_passes diagnose_passes",
-    ),
-    _n(PATCHED, "torch.fx.passes.graph_transform_observer", "GraphTransformObserver.apply_gm_pass", "diagnose_passes"),
-    _n(
-        PATCHED,
-        "torch.fx.passes.graph_transform_observer",
-        "GraphTransformObserver.apply_graph_pass",
-        "diagnose_passes",
-    ),
+    _n(PATCHED, _OBSERVER[0], f"{_OBSERVER[1]}.apply_gm_pass {_OBSERVER[1]}.apply_graph_pass", "diagnose_passes"),
     _n(CALLED, "torch.multiprocessing.reductions", "StorageWeakRef", "dump_steps"),
     _n(READ, "torch.nn.modules.module", "_global_backward_hooks _global_backward_pre_hooks", "api_regions"),
     _n(READ, "torch.nn.modules.module", "_global_forward_hooks _global_forward_hooks_always_called", "api_regions"),

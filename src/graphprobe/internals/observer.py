@@ -9,6 +9,7 @@ import msgspec
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact
 from graphprobe.analysis.recompile_facts import Recompile
+from graphprobe.internals.bus import Listener
 from graphprobe.internals.context import Frame
 
 
@@ -40,7 +41,24 @@ class FrameFacts(msgspec.Struct, kw_only=True):
     backend_object: Any = None
 
 
-class CompileObserver(Protocol):
+class BreakObserver(Listener, Protocol):
+    """Told of graph breaks. May look at everything, may change nothing."""
+
+    def graph_break(self, fact: BreakFact, backend: object) -> None:
+        """Tracing stopped. `backend` is what the function is compiled with, None where that is not known."""
+
+    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
+        """Dynamo leaves a function uncompiled."""
+
+
+class RecompileObserver(Listener, Protocol):
+    """Told of each recompilation. May change nothing."""
+
+    def recompiled(self, fact: Recompile, backend: object) -> None:
+        """A call fitted none of the compiled versions of its function, which `backend` compiles."""
+
+
+class CompileObserver(BreakObserver, RecompileObserver, Protocol):
     """Told what the compiler does. May look at everything, may change nothing."""
 
     def wants(self, backend: object) -> bool:
@@ -96,15 +114,3 @@ class CompileObserver(Protocol):
 
     def guards(self, compile_id: str | None, guards: list[dict[str, Any]]) -> None:
         """The guards under which the compiled code may run."""
-
-    def graph_break(self, fact: BreakFact, backend: object) -> None:
-        """Tracing stopped. `backend` is what the function is compiled with, None where that is not known."""
-
-    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
-        """Dynamo leaves a function uncompiled."""
-
-    def recompiled(self, fact: Recompile, backend: object) -> None:
-        """A call fitted none of the compiled versions of its function, which `backend` compiles."""
-
-    def failed(self, what: str, details: str) -> None:
-        """One of the calls above raised, and is not made again for what it was about."""

@@ -42,11 +42,8 @@ def hint(value: object) -> int | float | bool | None:
         found = constant if constant is not None else (node.hint if node.has_hint() else None)
     except Exception:  # a symbol of a shape environment that is gone
         return None
-    if isinstance(value, torch.SymBool):
-        return None if found is None else bool(found)
-    if isinstance(value, torch.SymFloat):
-        return None if found is None else float(found)
-    return None if found is None else int(found)
+    kind = {torch.SymBool: bool, torch.SymFloat: float}.get(type(value), int)
+    return None if found is None else kind(found)
 
 
 def symbol_key(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> int:

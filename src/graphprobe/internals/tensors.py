@@ -23,11 +23,11 @@ from graphprobe.internals.quiet import quiet
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 """Classes that keep their values in a storage of their own, as it seems."""
 
-_lazy: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_get_tensor_metadata", None)
+_lazy: Callable[[torch.Tensor], Any] = torch._C._get_tensor_metadata  # type: ignore[attr-defined]
 """`{}`, or what is still to be done to the items: `{"neg": True}`, `{"conj": True}`."""
 _STRIDED = torch.strided
 
-_weak: Any = getattr(reductions, "StorageWeakRef", None)  # not annotated
+_weak: Any = reductions.StorageWeakRef  # not annotated
 
 _PURPOSE = "recording calls inside torch.vmap and torch.func"
 
@@ -98,7 +98,7 @@ def is_backed(tensor: torch.Tensor) -> bool:
 
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether it shows its memory negated or conjugated."""
-    return bool(_lazy(tensor)) if _lazy is not None else tensor.is_neg() or tensor.is_conj()
+    return bool(_lazy(tensor))
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
@@ -177,7 +177,7 @@ def storage_ids(values: Iterable[object]) -> frozenset[int]:
 
 def _storages(values: Iterable[object]) -> dict[int, torch.UntypedStorage]:
     found = {}
-    for value in values if _weak is not None else ():
+    for value in values:
         if isinstance(value, torch.Tensor):
             try:
                 storage = value.untyped_storage()

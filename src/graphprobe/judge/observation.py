@@ -22,7 +22,7 @@ from graphprobe.engine.values import why_not
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.internals.tensors import structure_of, tree_leaves
-from graphprobe.judge.effect_walk import names_of_code
+from graphprobe.judge.effect_walk import attributes_of, names_of_code
 from graphprobe.judge.effects import from_record, to_record
 
 MOST_VALUES = 10_000
@@ -131,12 +131,7 @@ def _inside(value: Any) -> Iterator[tuple[Any, bool]]:
         yield [*value], True
     elif isinstance(value, (set, frozenset)):
         yield len(value), True
-    attributes = dict(getattr(value, "__dict__", None) or {})
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                attributes.setdefault(name, getattr(value, name))
+    attributes = attributes_of(value)
     for name in sorted(attributes):
         yield attributes[name], not name.startswith("_")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from graphprobe.engine.reference import array_from, dtype_of, is_noisy
 from graphprobe.engine.rounding import WIDE, noise_of, of_few
-from graphprobe.engine.value_file import ValueFile, is_stored_once
+from graphprobe.engine.value_file import Loaded, ValueFile, is_stored_once
 from graphprobe.engine.values import equal_bits
 from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of
@@ -165,9 +165,9 @@ class Spot:
         value = self.of(run)
         return array_from(value) if isinstance(value, torch.Tensor) else None
 
-    def arrays(self, runs: Sequence[Sequence[Observation]]) -> Arrays:
+    def arrays(self, runs: Sequence[Sequence[Observation]]) -> Loaded[Array]:
         """The tensor in those runs that have it."""
-        return Arrays(self, [run for run in runs if isinstance(self.of(run), torch.Tensor)])
+        return Loaded([run for run in runs if isinstance(self.of(run), torch.Tensor)], lambda r: array_from(self.of(r)))
 
     def sigma(self, wide: Array | None) -> Array:
         """How far legitimate runs scatter, by element, in the units of the value; without float64 runs by their own.
@@ -228,24 +228,3 @@ class Spot:
         rows = self.reference.before
         known = self.part == "inputs" and self.call < len(rows) and self.j < len(rows[self.call])
         return rows[self.call][self.j] if known else None
-
-
-class Arrays(Sequence[Array]):
-    """One value in several runs, each loaded when it is looked at."""
-
-    def __init__(self, spot: Spot, runs: Sequence[Sequence[Observation]]) -> None:
-        self._spot, self._runs = spot, runs
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Arrays: ...
-
-    def __getitem__(self, index: int | slice) -> Array | Arrays:
-        if isinstance(index, slice):
-            return Arrays(self._spot, self._runs[index])
-        return array_from(self._spot.of(self._runs[index]))

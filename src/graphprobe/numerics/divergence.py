@@ -102,7 +102,6 @@ class Divergence(msgspec.Struct, frozen=True):
         shared: those of them where a legitimate run has the same class.
         unstable: elements left out because their class depends on the noise.
         beyond_rounding: elements whose error is more than the rounding of the exact result to the dtype, half an ulp.
-        signed_zeros: zeros whose sign is not the reference's; they count as equal.
     """
 
     compared: int = 0
@@ -119,7 +118,6 @@ class Divergence(msgspec.Struct, frozen=True):
     shared: int = 0
     unstable: int = 0
     beyond_rounding: int = 0
-    signed_zeros: int = 0
 
     @property
     def wrong_class(self) -> int:
@@ -180,7 +178,6 @@ class _Tally:
     wrong: dict[str, int] = field(default_factory=lambda: {"nan": 0, "inf": 0, "finite": 0, "shared": 0})
     unstable: int = 0
     beyond_rounding: int = 0
-    signed_zeros: int = 0
     top: Float64Array = field(default_factory=lambda: np.empty(0))
 
     def add_gain(self, signed: Float64Array, weight: Float64Array) -> None:
@@ -246,7 +243,6 @@ class _Tally:
             shared=self.wrong["shared"],
             unstable=self.unstable,
             beyond_rounding=self.beyond_rounding,
-            signed_zeros=self.signed_zeros,
         )
 
 
@@ -330,8 +326,6 @@ def _measure(
         z = np.where(usable & np.isfinite(r), z, np.nan)
         half_ulp = dtype.unit_roundoff * np.maximum(size, dtype.smallest_normal)
         tally.beyond_rounding += int(np.sum((error > half_ulp) & ~np.isnan(z)))
-        if not np.iscomplexobj(y):
-            tally.signed_zeros += int(np.sum((y == 0) & (r == 0) & (np.signbit(y) != np.signbit(r))))
         tally.add_z(z, low)
         tally.peaks.add(z, size, 1.0)
         sure = ~np.isnan(z) & (d > 0) & (size <= dtype.largest)

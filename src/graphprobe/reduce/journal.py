@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -92,9 +91,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _append(self, line: JournalHead | JournalLine) -> None:

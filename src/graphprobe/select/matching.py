@@ -164,13 +164,6 @@ class OpFacts(msgspec.Struct, frozen=True):
     sources: tuple[tuple[str, int], ...] = ()
 
 
-class Match(msgspec.Struct, frozen=True):
-    """A token that selects an op, and as what: its name, its operator, the module it is in, ..."""
-
-    token: str
-    how: How
-
-
 class Unmatched(msgspec.Struct, frozen=True):
     """A token that selected nothing, and names that look like it."""
 
@@ -201,12 +194,8 @@ class LayerMatcher:
         """By position of a token that meant a type in some graph, the operator of the first op so selected."""
         self._seen: dict[str, None] = {}
 
-    def match(self, op: OpFacts) -> tuple[Match, ...]:
-        """The tokens that select an op which belongs to no graph, each in the strongest way it does."""
-        return self.choose([op])[0]
-
-    def choose(self, ops: Sequence[OpFacts]) -> list[tuple[Match, ...]]:
-        """For each op of one graph the tokens that select it, in the order they were written; empty if none does."""
+    def choose(self, ops: Sequence[OpFacts]) -> list[dict[str, How]]:
+        """For each op of one graph the tokens that select it, in the order they were written, and in which way."""
         found = [self._ways(op) for op in ops]
         best: dict[int, int] = {}
         for ways in found:
@@ -219,11 +208,7 @@ class LayerMatcher:
             if len(self._seen) < _MAX_REMEMBERED:
                 self._seen.update(dict.fromkeys((*op.names, *op.modules, *op.targets)))
         return [
-            tuple(
-                Match(self._tokens[at].text, how)
-                for at, how in sorted(ways.items())
-                if _WEAKNESS.get(how, 0) == best[at]
-            )
+            {self._tokens[at].text: how for at, how in sorted(ways.items()) if _WEAKNESS.get(how, 0) == best[at]}
             for ways in found
         ]
 

@@ -188,22 +188,15 @@ def test_inside_a_mode_of_the_program_it_is_refused_aloud(dumping: Dumping) -> N
     assert "inside a dispatch mode" in told(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("graphprobe.internals.operators.eager_ops.NEEDED", "gone", "ops outside compiled graphs are not watched"),
-        ("graphprobe.probe.dump.single_ops.program_lines", lambda: {}["no lines"], "no lines"),
-    ],
-)
 def test_what_cannot_be_watched_is_told_and_the_program_goes_on(
-    name: str, value: Any, said: str, dumping: Dumping, monkeypatch: pytest.MonkeyPatch
+    dumping: Dumping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name, value)
+    monkeypatch.setattr("graphprobe.probe.dump.single_ops.program_lines", lambda: {}["no lines"])
     torch.compile(lambda x: x + 1, backend=switched(dumping))(torch.ones(2))
     assert torch.ones(2).sin().sum().item() == pytest.approx(2 * 0.84147098)
     found = dumping.end()
     assert found.names() == ["add"]
-    assert said in told(found)
+    assert "no lines" in told(found)
 
 
 def test_another_thread_and_a_forked_child_are_not_watched(dumping: Dumping) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.bus import Advice, Patch, Subscription, advised
 from graphprobe.internals.dynamo.compile_facts import frame_name
 from graphprobe.internals.unseen import unseen
 
@@ -125,7 +125,7 @@ class CompileCalls(Subscription):
         self._busy = 0  # number of the process in which `before` runs; in a child nobody would give back the turn
         patches = [
             Patch("compile_calls", "torch._dynamo.eval_frame", "OptimizeContext.__call__", self._make),
-            Patch("compile_calls", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", self._counting),
+            advised("compile_calls", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", self._counting),
         ]
         if self._overrides:
             changed = CompileSettings(lambda given: given if self._is_inside() else {**given, **self._overrides})
@@ -149,17 +149,11 @@ class CompileCalls(Subscription):
 
         return __call__
 
-    def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call_user_compiler(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            with unseen:
-                result = original(graph, *args, **kwargs)
-            if not self._is_inside():
-                with contextlib.suppress(Exception):  # the program goes on as without the count
-                    self._count(graph)
-            return result
-
-        return call_user_compiler
+    def _counting(self, graph: Any, *args: Any, **kwargs: Any) -> Advice:
+        _, error = yield
+        if error is None and not self._is_inside():
+            with contextlib.suppress(Exception):  # the program goes on as without the count
+                self._count(graph)
 
     def _count(self, graph: Any) -> None:
         code, given = graph.root_tx.f_code, graph.root_tx.f_locals
@@ -337,21 +331,6 @@ def _context_of(fn: Any) -> Any:
         return None
     cells = inspect.getclosurevars(config).nonlocals if inspect.isfunction(config) else {}
     return cells.get("self")
-
-
-def flattened(tree: Any) -> tuple[list[Any], str]:
-    """The leaves of nested containers, and their structure as text."""
-    from torch.utils._pytree import tree_flatten
-
-    leaves, structure = tree_flatten(tree)
-    return leaves, str(structure)
-
-
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same containers with `function(leaf)` in the place of each leaf."""
-    from torch.utils._pytree import tree_map
-
-    return tree_map(function, tree)
 
 
 def backend_names() -> list[str]:

@@ -303,10 +303,7 @@ class UnderCompile(NamedTuple):
 
 def under_compile() -> UnderCompile:
     """See `UnderCompile`."""
-    try:
-        named = compiled_now()
-    except Exception:  # another torch keeps this elsewhere
-        named = None
+    named = compiled_now()
     if named is None:
         return UnderCompile()
     if named.module is not None:

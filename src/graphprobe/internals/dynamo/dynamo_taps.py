@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from graphprobe.internals.bus import Patch, Subscriber
+from graphprobe.internals.bus import Advice, Patch, Subscriber, advised
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.context import UNOBSERVED, Frame, entered
 from graphprobe.internals.dynamo.compile_facts import described_guard, frame_name
 from graphprobe.internals.observer import CompileObserver, FrameFacts
-from graphprobe.internals.unseen import unseen
 
 
 def current_compile_id() -> str | None:
@@ -25,16 +24,11 @@ def current_compile_id() -> str | None:
 def compiled_before() -> list[str]:
     """`function (file:line)` of every function that already holds code compiled by Dynamo."""
     convert_frame = sys.modules.get("torch._dynamo.convert_frame")
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
-    if convert_frame is None or entries is None:
+    if convert_frame is None:
         return []
-    found = []
-    for reference in list(getattr(convert_frame.input_codes, "seen", [])):
-        code = reference() if callable(reference) else reference
-        if code is not None and entries(code):
-            found.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
-    return found
+    entries = sys.modules["torch._dynamo.eval_frame"]._debug_get_cache_entry_list
+    codes = [reference() for reference in list(convert_frame.input_codes.seen)]
+    return [f"{c.co_name} ({c.co_filename}:{c.co_firstlineno})" for c in codes if c is not None and entries(c)]
 
 
 def torch_run_dir() -> str | None:
@@ -126,72 +120,46 @@ def is_restart(error: BaseException) -> bool:
     return isinstance(error, RestartAnalysis)
 
 
-def _tap_call_user_compiler(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
-            token = None
-            if to.tell("wants", lambda: to.observer.wants(self.compiler_fn), False):
-                token = to.tell(
-                    "dynamo graph", lambda: to.observer.model_begins(_facts(self), gm, example_inputs), None
-                )
-            if token is None:
-                with unseen, entered(UNOBSERVED):
-                    return original(self, gm, example_inputs)
-            try:
-                with unseen, entered(Frame(token, phase="dynamo")), bypassed() as caches:
-                    to.tell("caches", lambda: to.observer.caches_bypassed(token, caches), None)
-                    compiled = original(self, gm, example_inputs)
-            except BaseException as error:
-                failure = error
-                if not is_restart(failure):
-                    to.tell("backend failure", lambda: to.observer.model_ends(token, None, failure), None)
-                raise
-            return to.tell("backend result", lambda: to.observer.model_ends(token, compiled, None), compiled)
-
-        return call_user_compiler
-
-    return make
-
-
-def _tap_metrics(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def create(cls: Any, metrics: dict[str, Any]) -> Any:
-            def tell() -> None:
-                compile_id = metrics.get("compile_id")
-                to.observer.metrics(None if compile_id is None else str(compile_id), dict(metrics))
-
-            to.tell("metrics", tell, None)
-            return original(cls, metrics)
-
-        return create
-
-    return make
-
-
-def _tap_guards(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(self: Any, f_code: Any, output_graph: Any, *args: Any, **kwargs: Any) -> None:
-            with unseen:
-                original(self, f_code, output_graph, *args, **kwargs)
-
-            def tell() -> None:
-                guards = [described_guard(g) for g in sorted(output_graph.guards)]
-                to.observer.guards(current_compile_id(), guards)
-
-            to.tell("guards", tell, None)
-
-        return __init__
-
-    return make
-
-
 def patches(observer: CompileObserver) -> list[Patch]:
     """The taps of this module."""
     to = Subscriber(observer)
+
+    def call_user_compiler(output: Any, gm: Any, example_inputs: Any) -> Advice:
+        token = None
+        if to.tell("wants", lambda: observer.wants(output.compiler_fn), False):
+            token = to.tell("dynamo graph", lambda: observer.model_begins(_facts(output), gm, example_inputs), None)
+        if token is None:
+            with entered(UNOBSERVED):
+                yield
+            return None
+        with entered(Frame(token, phase="dynamo")), bypassed() as caches:
+            to.tell("caches", lambda: observer.caches_bypassed(token, caches), None)
+            compiled, error = yield
+        if error is None:
+            return to.tell("backend result", lambda: observer.model_ends(token, compiled, None), compiled)
+        if not is_restart(error):
+            to.tell("backend failure", lambda: observer.model_ends(token, None, error), None)
+        return None
+
+    def create(cls: Any, metrics: dict[str, Any]) -> Advice:
+        def tell() -> None:
+            compile_id = metrics.get("compile_id")
+            observer.metrics(None if compile_id is None else str(compile_id), dict(metrics))
+
+        to.tell("metrics", tell, None)
+        yield
+
+    def build_guards(manager: Any, f_code: Any, output_graph: Any, *args: Any, **kwargs: Any) -> Advice:
+        def tell() -> None:
+            observer.guards(current_compile_id(), [described_guard(guard) for guard in sorted(output_graph.guards)])
+
+        _, error = yield
+        if error is None:
+            to.tell("guards", tell, None)
+
+    compiler = ("torch._dynamo.output_graph", "OutputGraph.call_user_compiler")
     return [
-        Patch(
-            "dynamo_graph", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", _tap_call_user_compiler(to)
-        ),
-        Patch("metrics", "torch._dynamo.utils", "CompilationMetrics.create", _tap_metrics(to)),
-        Patch("guards", "torch._dynamo.guards", "CheckFunctionManager.__init__", _tap_guards(to)),
+        advised("dynamo_graph", *compiler, call_user_compiler),
+        advised("metrics", "torch._dynamo.utils", "CompilationMetrics.create", create),
+        advised("guards", "torch._dynamo.guards", "CheckFunctionManager.__init__", build_guards),
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
-from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.bus import Advice, Patch, Subscription, advised
 from graphprobe.internals.compiler_settings import changed_values
 from graphprobe.internals.unseen import unseen
 
@@ -81,7 +81,7 @@ class FrameFailures(Subscription):
         super().__init__(
             [
                 Patch("frame_failures", CONVERT_FRAME, "_compile", self._make_compile),
-                Patch("frame_failures", CONVERT_FRAME, "unimplemented", self._make_unimplemented),
+                advised("frame_failures", CONVERT_FRAME, "unimplemented", self._unimplemented),
             ]
         )
         self._told: tuple[int, str] | None = None
@@ -105,30 +105,14 @@ class FrameFailures(Subscription):
 
         return _compile
 
-    def _make_unimplemented(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _unimplemented(self, *args: Any, **kwargs: Any) -> Advice:
         """Generators are refused before the frame is converted."""
-
-        @functools.wraps(original)
-        def unimplemented(*args: Any, **kwargs: Any) -> Any:
-            try:
-                with unseen:
-                    return original(*args, **kwargs)
-            except Exception as error:
-                outer = sys._getframe(1).f_locals
-                frame, converter = outer.get("frame"), outer.get("self")
-                if frame is not None and getattr(converter, "_one_graph", False):
-                    self._tell(
-                        frame.f_code,
-                        frame.f_globals,
-                        frame.f_locals,
-                        frame.closure,
-                        error,
-                        fullgraph=True,
-                        one_graph=True,
-                    )
-                raise
-
-        return unimplemented
+        outer = sys._getframe(2).f_locals
+        _, error = yield
+        frame, converter = outer.get("frame"), outer.get("self")
+        if isinstance(error, Exception) and frame is not None and getattr(converter, "_one_graph", False):
+            given = (frame.f_code, frame.f_globals, frame.f_locals, frame.closure)
+            self._tell(*given, error, fullgraph=True, one_graph=True)
 
     def _tell(
         self, code: Any, globals: Any, locals: Any, closure: Any, error: Exception, *, fullgraph: bool, one_graph: bool
@@ -198,7 +182,7 @@ def _user_stack(error: BaseException) -> list[tuple[str, int, str, str]]:
 def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[list[tuple[Any, list[int]]], list[str]]:
     """What Dynamo has learnt from earlier calls of the function; it is not in the arguments themselves."""
     pgo: Any = sys.modules.get("torch._dynamo.pgo")
-    if not all(hasattr(pgo, name) for name in ("get_code_state", "CodeId")):
+    if pgo is None:
         return [], []
     states, key = pgo.get_code_state(), _code_id(pgo, code, closure)
     if key not in states:
@@ -209,7 +193,7 @@ def _dynamic(code: CodeType, locals: Mapping[str, Any], closure: Any) -> tuple[l
         dims = [i for i in range(len(sizes)) if entry.is_size_dynamic(i)]
         value = _value_at(name, locals)
         if not dims:
-            if isinstance(value, int | float) and entry.scalar is getattr(pgo, "auto_dynamic", object()):
+            if isinstance(value, int | float) and entry.scalar is pgo.auto_dynamic:
                 unresolved.append(f"{name} (a number)")
             continue
         if value is None:

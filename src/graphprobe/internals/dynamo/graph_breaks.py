@@ -13,14 +13,14 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame
-from graphprobe.internals.bus import Patch, Subscriber, Subscription
+from graphprobe.internals.bus import Advice, Listener, Patch, Subscriber, Subscription, advised
 from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name, guard_reader
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
-from graphprobe.internals.unseen import unseen
+from graphprobe.internals.observer import BreakObserver
 
 BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 MAX_CHARACTERS = 2000
@@ -63,24 +63,11 @@ def _parsed(text: str) -> ast.Module | None:
 def _statement_at(tree: ast.Module, line: int, column: int) -> ast.stmt | None:
     """The innermost statement that reaches over the position."""
     found: ast.stmt | None = None
-    level: list[ast.AST] = [tree]
-    while level:
-        node = level.pop()
-        for child in ast.iter_child_nodes(node):
-            if not _covers(child, line, column):
-                continue
-            found = child if isinstance(child, ast.stmt) else found
-            level = [child]
+    for node in ast.walk(tree):  # from the outside in
+        if isinstance(node, ast.stmt):
+            begin, end = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+            found = node if begin <= (line, column) < end else found
     return found
-
-
-def _covers(node: ast.AST, line: int, column: int) -> bool:
-    if isinstance(node, ast.match_case | ast.withitem | ast.comprehension | ast.arguments):
-        return any(_covers(child, line, column) for child in ast.iter_child_nodes(node))
-    if not isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.keyword | ast.arg | ast.pattern):
-        return False
-    begins, ends = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
-    return begins <= (line, column) < ends
 
 
 def _without_body(statement: ast.stmt) -> ast.stmt:
@@ -100,11 +87,7 @@ def _without_body(statement: ast.stmt) -> ast.stmt:
 
 
 def _expression_at(statement: ast.stmt, line: int, column: int, end_column: int) -> ast.expr | None:
-    expressions: list[ast.expr] = []
-    level: list[ast.AST] = [statement]
-    while level:
-        level = [child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
-        expressions += [node for node in level if isinstance(node, ast.expr)]
+    expressions = [node for node in ast.walk(statement) if isinstance(node, ast.expr)]
     for node in expressions:
         if (node.lineno, node.col_offset, node.end_col_offset) == (line, column, end_column):
             return node
@@ -116,27 +99,11 @@ def _expression_at(statement: ast.stmt, line: int, column: int, end_column: int)
     return None
 
 
-class BreakObserver(Protocol):
-    """Told of graph breaks. May look at everything, may change nothing."""
-
-    def graph_break(self, fact: BreakFact, backend: object) -> None:
-        """Tracing stopped. `backend` is what the function is compiled with, None where that is not known."""
-
-    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
-        """Dynamo leaves a function uncompiled."""
-
-    def failed(self, what: str, details: str) -> None:
-        """One of the calls above raised."""
-
-
-class GraphObserver(Protocol):
+class GraphObserver(Listener, Protocol):
     """Told of the graphs that Dynamo gives to backends."""
 
     def graph(self, gm: Any, output_graph: Any, guards: Callable[[], list[dict[str, Any]]]) -> None:
         """A backend is about to get a graph. `guards` reads its guards, once the compile has ended."""
-
-    def failed(self, what: str, details: str) -> None:
-        """The call above raised."""
 
 
 def patches(observer: BreakObserver) -> list[Patch]:
@@ -145,54 +112,25 @@ def patches(observer: BreakObserver) -> list[Patch]:
 
 
 def _patches(to: Subscriber[BreakObserver]) -> list[Patch]:
-    return [
-        Patch(
-            "graph_breaks",
-            "torch._dynamo.symbolic_convert",
-            "InstructionTranslatorBase.log_graph_break",
-            lambda original: _log_graph_break(to, original),
-        ),
-        Patch(
-            "graph_breaks",
-            "torch._dynamo.convert_frame",
-            "exception_handler",
-            lambda original: _exception_handler(to, original),
-        ),
-        Patch(
-            "uncompiled",
-            "torch._dynamo.convert_frame",
-            "format_error_msg",
-            lambda original: _format_error_msg(to, original),
-        ),
-    ]
-
-
-def _log_graph_break(to: Subscriber[BreakObserver], original: Callable[..., Any]) -> Callable[..., Any]:
-    def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def log_graph_break(tx: Any, *args: Any, **kwargs: Any) -> Advice:
         def tell() -> None:
             given = [*args, *kwargs.values()]
             exc = next((value for value in given if isinstance(value, BaseException)), None)
             if exc is None or getattr(exc, "logged", False):
                 return
             reason = kwargs.get("reason") or next((value for value in args if isinstance(value, str)), "")
-            output = self.output
-            root = output.root_tx if output.root_tx is not None else self
+            root = tx.output.root_tx if tx.output.root_tx is not None else tx
             handling = str(reason).partition("\n")[0]
             named = frame_name(root.f_code, root.f_locals)
             fact = _break(exc, named, handling="" if handling == _text(exc).partition("\n")[0] else handling)
-            to.observer.graph_break(fact, output.compiler_fn)
+            to.observer.graph_break(fact, tx.output.compiler_fn)
 
         to.tell("graph break", tell, None)
-        with unseen:
-            return original(self, *args, **kwargs)
+        yield
 
-    return log_graph_break
+    def exception_handler(e: Any, code: Any, *args: Any, **kwargs: Any) -> Advice:
+        """torch calls it with whatever ends the compile of a function; what the program will get is a break, too."""
 
-
-def _exception_handler(to: Subscriber[BreakObserver], original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch calls it with whatever ends the compile of a function; what the program will get is a break of its own."""
-
-    def exception_handler(e: Any, code: Any, *args: Any, **kwargs: Any) -> Any:
         def tell() -> None:
             if getattr(e, "logged", False):
                 return
@@ -205,36 +143,35 @@ def _exception_handler(to: Subscriber[BreakObserver], original: Callable[..., An
                 to.observer.graph_break(_break(e, named, raised=True), compile_locals.get("compiler_fn"))
 
         to.tell("graph break", tell, None)
-        with unseen:
-            return original(e, code, *args, **kwargs)
+        yield
 
-    return exception_handler
+    def format_error_msg(exc: Any, code: Any, *args: Any, **kwargs: Any) -> Advice:
+        """torch calls it where it swallows an error, and runs the function uncompiled."""
+        to.tell("uncompiled function", lambda: to.observer.uncompiled(*_uncompiled(exc, code)), None)
+        yield
+
+    convert_frame, translator = "torch._dynamo.convert_frame", "torch._dynamo.symbolic_convert"
+    return [
+        advised("graph_breaks", translator, "InstructionTranslatorBase.log_graph_break", log_graph_break),
+        advised("graph_breaks", convert_frame, "exception_handler", exception_handler),
+        advised("uncompiled", convert_frame, "format_error_msg", format_error_msg),
+    ]
 
 
-def _format_error_msg(to: Subscriber[BreakObserver], original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch calls it where it swallows an error, and runs the function uncompiled."""
-
-    def format_error_msg(exc: Any, code: Any, *args: Any, **kwargs: Any) -> Any:
-        def tell() -> None:
-            is_break = type(exc).__name__ in BREAKS
-            named = frame_name(code, _locals_of(exc, "_compile").get("locals") or {})
-            fact = UncompiledFact(
-                reason=_text(exc) if is_break else f"{type(exc).__name__}: {exc}",
-                gb_type=_gb_type(exc),
-                broke=is_break and bool(getattr(exc, "logged", False)),
-                stack=frames_of(getattr(exc, "real_stack", None)),
-                function=named.name,
-                file=named.file,
-                first_line=named.line,
-                inside=whose(code.co_filename),
-            )
-            to.observer.uncompiled(fact, _locals_of(exc, "_compile").get("compiler_fn"))
-
-        to.tell("uncompiled function", tell, None)
-        with unseen:
-            return original(exc, code, *args, **kwargs)
-
-    return format_error_msg
+def _uncompiled(exc: Any, code: CodeType) -> tuple[UncompiledFact, object]:
+    is_break, compile_locals = type(exc).__name__ in BREAKS, _locals_of(exc, "_compile")
+    named = frame_name(code, compile_locals.get("locals") or {})
+    fact = UncompiledFact(
+        reason=_text(exc) if is_break else f"{type(exc).__name__}: {exc}",
+        gb_type=_gb_type(exc),
+        broke=is_break and bool(getattr(exc, "logged", False)),
+        stack=frames_of(getattr(exc, "real_stack", None)),
+        function=named.name,
+        file=named.file,
+        first_line=named.line,
+        inside=whose(code.co_filename),
+    )
+    return fact, compile_locals.get("compiler_fn")
 
 
 def _break(exc: Any, named: FrameName, *, handling: str = "", raised: bool = False, died: bool = False) -> BreakFact:
@@ -282,23 +219,21 @@ def _locals_of(error: BaseException, function: str) -> dict[str, Any]:
 
 def frames_of(stack: Sequence[Any] | None) -> list[UserFrame]:
     """A traceback's summary as frames of the program, outermost first."""
-    return [
-        UserFrame(
-            file=str(frame.filename),
-            line=frame.lineno,
-            function=str(frame.name),
-            source=_statement(frame),
-            **_code_of(frame),
-            inside=whose(str(frame.filename)),
-        )
-        for frame in stack or ()
-    ]
+    return [_frame(frame, str(frame.filename)) for frame in stack or ()]
 
 
-def _code_of(frame: Any) -> dict[str, str]:
+def _frame(frame: Any, file: str) -> UserFrame:
     ends = (getattr(frame, name, None) for name in ("colno", "end_colno"))
-    statement, code = code_at(str(frame.filename), frame.lineno, *ends)
-    return {"statement": statement, "code": code}
+    statement, code = code_at(file, frame.lineno, *ends)
+    return UserFrame(
+        file=file,
+        line=frame.lineno,
+        function=str(frame.name),
+        source=_statement(frame),
+        statement=statement,
+        code=code,
+        inside=whose(file),
+    )
 
 
 def _statement(frame: Any) -> str:
@@ -338,16 +273,12 @@ def tap_graphs(observer: GraphObserver) -> Callable[[], None]:
     """Tell `observer` of every graph from now on, until what is returned is called; torch is not imported for it."""
     to = Subscriber(observer)
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
-            to.tell("graph", lambda: observer.graph(gm, self, guard_reader()), None)
-            with unseen:
-                return original(self, gm, example_inputs)
+    def call_user_compiler(output: Any, gm: Any, example_inputs: Any) -> Advice:
+        to.tell("graph", lambda: observer.graph(gm, output, guard_reader()), None)
+        yield
 
-        return call_user_compiler
-
-    patch = Patch("dynamo_graph", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", make)
-    return _until_stopped(to, [patch], "graphs")
+    where = ("torch._dynamo.output_graph", "OutputGraph.call_user_compiler")
+    return _until_stopped(to, [advised("dynamo_graph", *where, call_user_compiler)], "graphs")
 
 
 def _until_stopped(to: Subscriber[Any], wanted: list[Patch], what: str) -> Callable[[], None]:

@@ -53,7 +53,7 @@ class OnlyFunction(Subscription):
         self.compiled: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self._matched: set[str] = set()
-        self._known: dict[tuple[CodeType, type | None], bool] = {}
+        self._known: dict[tuple[CodeType, type | None], set[str]] = {}
         self._lost: str | None = None
         self._graphs_too = graphs_too
         self._pid = os.getpid()
@@ -116,19 +116,16 @@ class OnlyFunction(Subscription):
         whose = frame.f_locals.get("self") if named.module is None else named.module
         owner = None if whose is None else type(whose)
         with self._lock:
-            wanted = self._known.get((code, owner))
-            if wanted is None:
+            found = self._known.get((code, owner))
+            if found is None:
                 names = (*names_of(code, owner), *_names_elsewhere(named))
-                found = {pattern for pattern in self.patterns if _matches(pattern, names)}
+                found = self._known[code, owner] = {pattern for pattern in self.patterns if _matches(pattern, names)}
                 self._matched |= found
-                wanted = self._known[code, owner] = bool(found)
-            (self.compiled if wanted else self.left_out)[_shown(code, owner)] += 1
+            (self.compiled if found else self.left_out)[_shown(code, owner)] += 1
             if self._told_by_children is not None and os.getpid() != self._pid:
-                names = (*names_of(code, owner), *_names_elsewhere(named))
-                found = {pattern for pattern in self.patterns if _matches(pattern, names)}
                 line = "\t".join([_shown(code, owner), *found]) + "\n"
                 os.pwrite(self._told_by_children, line.encode("utf-8", "replace"), _size(self._told_by_children))
-        return wanted
+        return bool(found)
 
     def _take_what_children_told(self) -> None:
         if self._told_by_children is None:

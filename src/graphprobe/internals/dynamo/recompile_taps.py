@@ -10,7 +10,6 @@ import collections
 import dis
 import enum
 import inspect
-import os
 import re
 import sys
 import threading
@@ -18,7 +17,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -31,13 +30,15 @@ from graphprobe.analysis.recompile_facts import (
     root_name,
     tidy,
 )
-from graphprobe.internals.bus import Patch, Subscriber
+from graphprobe.internals.bus import Advice, Patch, Subscriber, advised
 from graphprobe.internals.dynamo.compile_facts import calling_line, frame_name
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
-from graphprobe.internals.unseen import unseen
+from graphprobe.internals.dynamo.graph_breaks import whose
+from graphprobe.internals.observer import RecompileObserver
 
 MAX_CHARACTERS = 60
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
+_HOLDERS: tuple[Any, ...] = (dict, list, tuple)
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
@@ -69,12 +70,9 @@ def _resolve(node: ast.expr, f_locals: dict[str, Any], f_globals: dict[str, Any]
     if isinstance(node, ast.Subscript):
         holder = _resolve(node.value, f_locals, f_globals)
         key = ast.literal_eval(node.slice)
-        if isinstance(holder, dict):
-            return dict.__getitem__(holder, key)
-        if isinstance(holder, list):
-            return list.__getitem__(holder, key)
-        if isinstance(holder, tuple):
-            return tuple.__getitem__(holder, key)
+        for kind in _HOLDERS:
+            if isinstance(holder, kind):
+                return kind.__getitem__(holder, key)
         raise _UnknownError
     if isinstance(node, ast.Attribute):
         return _attribute(_resolve(node.value, f_locals, f_globals), node.attr)
@@ -138,16 +136,6 @@ def _short(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
 
 
-class RecompileObserver(Protocol):
-    """Told of each recompilation. May change nothing."""
-
-    def recompiled(self, fact: Recompile, backend: object) -> None:
-        """A call fitted none of the compiled versions; `backend` is what the function is compiled with."""
-
-    def failed(self, what: str, details: str) -> None:
-        """The call above raised, or the facts could not be collected."""
-
-
 class _Owner:
     """For whom a version is compiled. Weak: nothing of the program is kept alive."""
 
@@ -184,48 +172,33 @@ class _Taps:
     def patches(self) -> list[Patch]:
         """Called in this order by Dynamo, on one thread, before it traces; the second only when guards have failed."""
         return [
-            Patch(TAP, CONVERT_FRAME, "compute_cache_size", self._tap_cache_size),
-            Patch(TAP, CONVERT_FRAME, "get_and_maybe_log_recompilation_reasons", self._tap_reasons),
-            Patch(TAP, CONVERT_FRAME, "exceeds_recompile_limit", self._tap_limit),
+            advised(TAP, CONVERT_FRAME, "compute_cache_size", self._cache_size),
+            advised(TAP, CONVERT_FRAME, "get_and_maybe_log_recompilation_reasons", self._reasons),
+            advised(TAP, CONVERT_FRAME, "exceeds_recompile_limit", self._limit),
         ]
 
-    def _tap_cache_size(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compute_cache_size(frame: Any, *args: Any, **kwargs: Any) -> Any:
-            self._pending.fact = None
-            self._quietly(lambda: self._note_owner(frame))
-            with unseen:
-                return original(frame, *args, **kwargs)
+    def _cache_size(self, frame: Any, *args: Any, **kwargs: Any) -> Advice:
+        self._pending.fact = None
+        self._quietly(lambda: self._note_owner(frame))
+        yield
 
-        return compute_cache_size
+    def _reasons(self, cache_entries: Any, frame: Any, *args: Any, **kwargs: Any) -> Advice:
+        caller = sys._getframe(2)
+        backend = args[0] if args else kwargs.get("backend")
+        reasons, error = yield
+        if isinstance(error, Exception):  # `error_on_recompile`: nothing is compiled, and the message has the reasons
+            reasons = re.findall(r"^\s*- (.*)", str(error), flags=re.M)
+        self._quietly(lambda: self._begin(reasons or (), frame, backend, caller))
+        if error is not None:
+            self._quietly(self._tell)
 
-    def _tap_reasons(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def get_and_maybe_log_recompilation_reasons(cache_entries: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-            caller = sys._getframe(1)
-            backend = args[0] if args else kwargs.get("backend")
-            try:
-                with unseen:
-                    reasons = original(cache_entries, frame, *args, **kwargs)
-            except Exception as error:
-                # `error_on_recompile`: nothing is compiled, and the reasons are in the message.
-                said = re.findall(r"^\s*- (.*)", str(error), flags=re.M)
-                self._quietly(lambda: self._begin(said, frame, backend, caller))
-                self._quietly(self._tell)
-                raise
-            self._quietly(lambda: self._begin(reasons, frame, backend, caller))
-            return reasons
-
-        return get_and_maybe_log_recompilation_reasons
-
-    def _tap_limit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def exceeds_recompile_limit(cache_size: Any, *args: Any, **kwargs: Any) -> Any:
-            with unseen:
-                answer = original(cache_size, *args, **kwargs)
-            self._quietly(self._keep_owner)
-            if self._pending.fact is not None:
-                self._quietly(lambda: self._tell(cache_size, answer))
-            return answer
-
-        return exceeds_recompile_limit
+    def _limit(self, cache_size: Any, *args: Any, **kwargs: Any) -> Advice:
+        answer, error = yield
+        if error is not None:
+            return
+        self._quietly(self._keep_owner)
+        if self._pending.fact is not None:
+            self._quietly(lambda: self._tell(cache_size, answer))
 
     def _quietly(self, call: Callable[[], None]) -> None:
         self._to.tell("a recompilation", call, None)
@@ -361,7 +334,7 @@ def _line_of_stack(stack: str) -> CodeLine | None:
     """The innermost line that is not torch's, or else the innermost one."""
     found = re.findall(r'File "(.+?)", line (\d+), in (.+)', stack)
     places = [CodeLine(file, int(line), function) for file, line, function in found]
-    own = [place for place in places if not _is_torch(place.file)]
+    own = [place for place in places if whose(place.file) != "torch"]
     return (own or places)[-1] if places else None
 
 
@@ -386,7 +359,3 @@ def _first_use(source: str, code: types.CodeType) -> CodeLine | None:
         if instruction.opname.startswith("LOAD_") and name in names and "CONST" not in instruction.opname:
             return CodeLine(code.co_filename, line, code.co_name)
     return None
-
-
-def _is_torch(path: str) -> bool:
-    return path.startswith(os.path.dirname(str(sys.modules["torch"].__file__)) + os.sep)

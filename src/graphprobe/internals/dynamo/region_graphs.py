@@ -5,15 +5,14 @@ from __future__ import annotations
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
-from graphprobe.internals.bus import Patch, PatchSet
+from graphprobe.internals.bus import Advice, PatchSet, advised
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.unseen import unseen
 
 OUTPUT_GRAPH = "torch._dynamo.output_graph"
 _EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -64,7 +63,8 @@ class RegionGraphs:
 
     def install(self, module: ModuleType) -> None:
         """Patch Dynamo's `OUTPUT_GRAPH`; where that cannot be, every inside is unknown."""
-        self._patches.apply(module, Patch("api_regions", OUTPUT_GRAPH, "OutputGraph.call_user_compiler", self._make))
+        patch = advised("api_regions", OUTPUT_GRAPH, "OutputGraph.call_user_compiler", self._graph)
+        self._patches.apply(module, patch)
 
     def remove(self) -> None:
         """Take the patch out."""
@@ -94,19 +94,15 @@ class RegionGraphs:
         unknown = known.unknown or ("" if known.operations else NO_GRAPH)
         return Inside(tuple(sorted(known.dtypes)), unknown, tuple(sorted(known.unsteady)), known.operations)
 
-    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call_user_compiler(output: Any, gm: Any, example_inputs: Any) -> Any:
-            known: _Known | None = getattr(self._here, "now", None)
-            if known is not None:
-                try:
-                    with quiet():
-                        _read(gm, known)
-                except Exception as error:  # the compile goes on
-                    known.unknown = f"its graph could not be read: {type(error).__name__}: {error}"
-            with unseen:
-                return original(output, gm, example_inputs)
-
-        return call_user_compiler
+    def _graph(self, output: Any, gm: Any, example_inputs: Any) -> Advice:
+        known: _Known | None = getattr(self._here, "now", None)
+        if known is not None:
+            try:
+                with quiet():
+                    _read(gm, known)
+            except Exception as error:  # the compile goes on
+                known.unknown = f"its graph could not be read: {type(error).__name__}: {error}"
+        yield
 
 
 def code_of(function: Any) -> CodeType | None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from torch.fx import Graph, GraphModule, Node
 
-from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.bus import Advice, Patch, Subscription, advised
 from graphprobe.internals.inductor.inductor_taps import PASSES, pass_patches
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
@@ -58,6 +58,19 @@ class PassLog(msgspec.Struct):
     snapshots: list[ExecutableSnapshot] = []
     failed: str | None = None
     unseen: list[str] = []
+    _latest: str = ""
+
+    def take(self, gm: GraphModule, name: str) -> None:
+        """Note the graph as what `name` has made of it, if it has changed."""
+        signature = _signature(gm)
+        if self.snapshots and signature == self._latest:
+            return
+        try:
+            self.snapshots.append(ExecutableSnapshot(name, copy_graph(gm)))
+        except Exception as error:  # a graph that a pass has left half edited
+            self.unseen.append(f"{name}: {type(error).__name__}: {error}")
+            return
+        self._latest = signature
 
 
 class Snapshots:
@@ -69,13 +82,12 @@ class Snapshots:
         self.logs: list[PassLog] = []
         self.missing: list[str] = []
         self._open: list[tuple[PassLog, int]] = []
-        self._signature = ""
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Replace what announces passes, and put it back on exit."""
         require("torch._inductor", "compile_fx", purpose="snapshots of passes")  # imports the other two
-        wanted = [Patch(TAP, COMPILE_FX, name, self._phase(name)) for name in PHASES]
+        wanted = [advised(TAP, COMPILE_FX, name, self._phase(name)) for name in PHASES]
         wanted += pass_patches(TAP, self._begins, self._ends)
         wanted += [Patch(TAP, MATCHER, f"{name}.apply", self._pattern) for name in PATTERN_ENTRIES]
         if self.skip:
@@ -89,24 +101,19 @@ class Snapshots:
         finally:
             taps.remove()
 
-    def _phase(self, name: str) -> Callable[[Any], Any]:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def run(gm: Any, *args: Any, **kwargs: Any) -> Any:
-                log = PassLog(PHASES[name])
-                self.logs.append(log)
-                self._take(log, gm, "")
-                self._open.append((log, id(gm)))
-                try:
-                    result = original(gm, *args, **kwargs)
-                finally:
-                    self._open.pop()
+    def _phase(self, name: str) -> Callable[..., Advice]:
+        def run(gm: Any, *args: Any, **kwargs: Any) -> Advice:
+            log = PassLog(PHASES[name])
+            self.logs.append(log)
+            log.take(gm, "")
+            self._open.append((log, id(gm)))
+            result, error = yield
+            self._open.pop()
+            if error is None:
                 after = result if isinstance(result, GraphModule) else gm
-                self._take(log, after, f"{PHASES[name]} (no single pass announced it)")
-                return result
+                log.take(after, f"{PHASES[name]} (no single pass announced it)")
 
-            return run
-
-        return make
+        return run
 
     def _apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def apply(observer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +130,7 @@ class Snapshots:
             result = original(entry, match, graph, node)
             gm = getattr(graph, "owning_module", None)
             if self._open and gm is not None and id(gm) == self._open[-1][1]:
-                self._take(self._open[-1][0], gm, name)
+                self._open[-1][0].take(gm, name)
             return result
 
         return apply
@@ -131,25 +138,14 @@ class Snapshots:
     def _begins(self, seen: Any) -> PassLog | None:
         if not self._open or id(seen.gm) != self._open[-1][1]:
             return None
-        self._take(self._open[-1][0], seen.gm, f"before {seen.passname}")
+        self._open[-1][0].take(seen.gm, f"before {seen.passname}")
         return self._open[-1][0]
 
     def _ends(self, seen: Any, log: PassLog, error: BaseException | None) -> None:
         if error is None:
-            self._take(log, seen.gm, seen.passname)
+            log.take(seen.gm, seen.passname)
         else:
             log.failed = log.failed or seen.passname
-
-    def _take(self, log: PassLog, gm: GraphModule, name: str) -> None:
-        signature = _signature(gm)
-        if log.snapshots and signature == self._signature:
-            return
-        try:
-            log.snapshots.append(ExecutableSnapshot(name, copy_graph(gm)))
-        except Exception as error:  # a graph that a pass has left half edited
-            log.unseen.append(f"{name}: {type(error).__name__}: {error}")
-            return
-        self._signature = signature
 
 
 class OwnPasses:
@@ -237,18 +233,10 @@ class OwnPasses:
     def _take(self, gm: GraphModule, name: str) -> None:
         """Note the graph as what `name` has made of it, if it has changed; where its inputs have, as another graph."""
         chain, inputs = self._chains.get(id(gm)), sum(n.op == "placeholder" for n in gm.graph.nodes)
-        signature = _signature(gm)
-        if chain is not None and chain.signature == signature:
-            return
         if chain is None or chain.inputs != inputs:
             chain = self._chains[id(gm)] = _Chain([gm], inputs)
             self.logs.append((self._owner, chain.log))
-        try:
-            chain.log.snapshots.append(ExecutableSnapshot(name, copy_graph(gm)))
-        except Exception as error:  # a graph that is half edited
-            chain.log.unseen.append(f"{name}: {type(error).__name__}: {error}")
-            return
-        chain.signature = signature
+        chain.log.take(gm, name)
 
 
 @dataclass
@@ -258,7 +246,6 @@ class _Chain:
     graphs: list[GraphModule]
     inputs: int
     log: PassLog = field(default_factory=lambda: PassLog("backend"))
-    signature: str = ""
 
 
 def _given(frame: FrameType) -> tuple[list[GraphModule], bool]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from graphprobe.internals.bus import Patch, Subscriber
+from graphprobe.internals.bus import Advice, Patch, Subscriber, advised
 from graphprobe.internals.context import Frame, current, entered
 from graphprobe.internals.observer import CompileObserver
-from graphprobe.internals.unseen import unseen
 from graphprobe.records import Direction
 
 PASSES = "torch.fx.passes.graph_transform_observer"
@@ -21,48 +20,35 @@ RECURSIONS = {"pre_grad": "pre_grad_passes", "joint_graph": "joint_passes", "pos
 """By what torch calls them, the stages that go to nested graphs as well."""
 
 
-def _tap_phase(to: Subscriber[CompileObserver], phase: str, direction: Direction | None) -> Callable[[Any], Any]:
+def _phase(to: Subscriber[CompileObserver], phase: str, direction: Direction | None = None) -> Callable[..., Advice]:
     """`direction` None keeps the frame's own: joint passes run on an inference graph as well."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
-            outer = current()
-            if outer is None or not hasattr(gm, "graph"):
-                return original(gm, *args, **kwargs)
-            frame = Frame(outer.token, direction or outer.direction, phase, outer.subgraph, outer.root)
-            nested = to.tell(phase, lambda: to.observer.phase_begins(frame, gm), None)
-            frame = msgspec.structs.replace(frame, subgraph=nested, root=None)
-            try:
-                with unseen, entered(frame):
-                    result = original(gm, *args, **kwargs)
-            except BaseException as error:
-                failure = error
-                to.tell(phase, lambda: to.observer.phase_ends(frame, gm, failure), None)
-                raise
-            after = result if hasattr(result, "graph") else gm
-            to.tell(phase, lambda: to.observer.phase_ends(frame, after, None), None)
-            return result
+    def run_passes(gm: Any, *args: Any, **kwargs: Any) -> Advice:
+        outer = current()
+        if outer is None or not hasattr(gm, "graph"):
+            return
+        frame = Frame(outer.token, direction or outer.direction, phase, outer.subgraph, outer.root)
+        nested = to.tell(phase, lambda: to.observer.phase_begins(frame, gm), None)
+        inner = msgspec.structs.replace(frame, subgraph=nested, root=None)
+        with entered(inner):
+            result, error = yield
+        after = result if hasattr(result, "graph") else gm
+        to.tell(phase, lambda: to.observer.phase_ends(inner, after, error), None)
 
-        return run_passes
-
-    return make
+    return run_passes
 
 
-def _tap_recursion(to: Subscriber[CompileObserver], phase: str) -> Callable[[Any], Any]:
+def _recursion(phase: str) -> Callable[..., Advice]:
     """A stage goes to nested graphs before it works on the graph around them; here it is known which that is."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_on_all(gm: Any, *args: Any, **kwargs: Any) -> Any:
-            outer = current()
-            started = outer is None or (outer.phase == phase and outer.root is not None)
-            if outer is None or started or not hasattr(gm, "graph"):
-                return original(gm, *args, **kwargs)
-            with unseen, entered(msgspec.structs.replace(outer, phase=phase, root=gm)):
-                return original(gm, *args, **kwargs)
+    def run_on_all(gm: Any, *args: Any, **kwargs: Any) -> Advice:
+        outer = current()
+        started = outer is None or (outer.phase == phase and outer.root is not None)
+        if outer is not None and not started and hasattr(gm, "graph"):
+            with entered(msgspec.structs.replace(outer, phase=phase, root=gm)):
+                yield
 
-        return run_on_all
-
-    return make
+    return run_on_all
 
 
 def pass_patches(
@@ -115,45 +101,32 @@ def _recorded_passes(to: Subscriber[CompileObserver]) -> list[Patch]:
     return pass_patches("passes", begins, ends)
 
 
-def _tap_silent_pass(to: Subscriber[CompileObserver], name: str) -> Callable[[Any], Any]:
+def _silent_pass(to: Subscriber[CompileObserver], name: str) -> Callable[..., Advice]:
     """A pass that torch announces to no observer: a function that changes its first argument in place."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_pass(gm: Any, *args: Any, **kwargs: Any) -> Any:
-            frame = current()
-            if frame is None or not hasattr(gm, "graph"):
-                return original(gm, *args, **kwargs)
-            started = to.tell(f"pass {name}", lambda: to.observer.pass_begins(frame, gm, name, None), None)
-            failure: BaseException | None = None
-            try:
-                with unseen:
-                    return original(gm, *args, **kwargs)
-            except BaseException as error:
-                failure = error
-                raise
-            finally:
-                if started is not None:
-                    to.tell(f"pass {name}", lambda: to.observer.pass_ends(frame, gm, name, started, failure), None)
+    def run_pass(gm: Any, *args: Any, **kwargs: Any) -> Advice:
+        frame = current()
+        if frame is None or not hasattr(gm, "graph"):
+            return
+        started = to.tell(f"pass {name}", lambda: to.observer.pass_begins(frame, gm, name, None), None)
+        _, error = yield
+        if started is not None:
+            to.tell(f"pass {name}", lambda: to.observer.pass_ends(frame, gm, name, started, error), None)
 
-        return run_pass
-
-    return make
+    return run_pass
 
 
-def _tap_debug_context(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
+def _debug_context(to: Subscriber[CompileObserver]) -> Callable[..., Advice]:
     """Inductor reports its stages to `V.debug`; an attribute on the instance comes before its `__getattr__`."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def __enter__(self: Any) -> Any:
-            frame = current()
-            if frame is not None:
-                for event in LOWERING_EVENTS:
-                    self.__dict__[event] = _teller(to, self, event, frame)
-            return original(self)
+    def enter(context: Any) -> Advice:
+        frame = current()
+        if frame is not None:
+            for event in LOWERING_EVENTS:
+                context.__dict__[event] = _teller(to, context, event, frame)
+        yield
 
-        return __enter__
-
-    return make
+    return enter
 
 
 def _teller(to: Subscriber[CompileObserver], context: Any, event: str, frame: Frame) -> Callable[..., Any]:
@@ -164,23 +137,17 @@ def _teller(to: Subscriber[CompileObserver], context: Any, event: str, frame: Fr
     return tell
 
 
-def _tap_inner_compile(to: Subscriber[CompileObserver]) -> Callable[[Any], Any]:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def _compile_fx_inner(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            frame = current()
-            if frame is None:
-                return original(gm, example_inputs, *args, **kwargs)
-            to.tell("inductor", lambda: to.observer.inductor_begins(frame, gm, example_inputs, dict(kwargs)), None)
-            with unseen:
-                output = original(gm, example_inputs, *args, **kwargs)
+def _inner_compile(to: Subscriber[CompileObserver]) -> Callable[..., Advice]:
+    def compile_fx_inner(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Advice:
+        frame = current()
+        if frame is None:
+            return
+        to.tell("inductor", lambda: to.observer.inductor_begins(frame, gm, example_inputs, kwargs), None)
+        output, error = yield
+        if error is None:
             to.tell("inductor result", lambda: to.observer.inductor_compiled(frame, output), None)
-            return output
 
-        # `wrap_compiler_debug` copies the name; torch's logs show it.
-        _compile_fx_inner.__wrapped__ = original  # type: ignore[attr-defined]
-        return _compile_fx_inner
-
-    return make
+    return compile_fx_inner
 
 
 def lowered_subgraph() -> str | None:
@@ -209,17 +176,17 @@ def patches(observer: CompileObserver) -> list[Patch]:
     to = Subscriber(observer)
     compile_fx = "torch._inductor.compile_fx"
     return [
-        Patch("pre_grad_passes", compile_fx, "pre_grad_passes", _tap_phase(to, "pre_grad_passes", "pre_grad")),
-        Patch("joint_passes", compile_fx, "joint_graph_passes", _tap_phase(to, "joint_passes", None)),
-        Patch("post_grad_passes", compile_fx, "post_grad_passes", _tap_phase(to, "post_grad_passes", None)),
+        advised("pre_grad_passes", compile_fx, "pre_grad_passes", _phase(to, "pre_grad_passes", "pre_grad")),
+        advised("joint_passes", compile_fx, "joint_graph_passes", _phase(to, "joint_passes")),
+        advised("post_grad_passes", compile_fx, "post_grad_passes", _phase(to, "post_grad_passes")),
         *(
-            Patch("nested_graphs", compile_fx, f"_recursive_{name}_passes", _tap_recursion(to, phase))
+            advised("nested_graphs", compile_fx, f"_recursive_{name}_passes", _recursion(phase))
             for name, phase in RECURSIONS.items()
         ),
         *_recorded_passes(to),
-        Patch("silent_passes", compile_fx, "view_to_reshape", _tap_silent_pass(to, "view_to_reshape")),
-        Patch("lowering", "torch._inductor.debug", "DebugContext.__enter__", _tap_debug_context(to)),
-        Patch("inductor_result", compile_fx, "_compile_fx_inner", _tap_inner_compile(to)),
+        advised("silent_passes", compile_fx, "view_to_reshape", _silent_pass(to, "view_to_reshape")),
+        advised("lowering", "torch._inductor.debug", "DebugContext.__enter__", _debug_context(to)),
+        advised("inductor_result", compile_fx, "_compile_fx_inner", _inner_compile(to)),
     ]
 
 

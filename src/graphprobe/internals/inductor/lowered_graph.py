@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,17 +18,15 @@ from torch._inductor import ir
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
-from graphprobe.errors import UnsupportedTorchError
-from graphprobe.internals.bus import Patch, PatchSet
+from graphprobe.internals.bus import Advice, PatchSet, advised
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.inductor.stages import compile_kernels
 from graphprobe.internals.ir.buffers import Buffers
 from graphprobe.internals.ir.index import NotEvaluated, numbers
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.ir.scheduler_nodes import ir_graph
-from graphprobe.internals.names import SUPPORTED_HINT, require
+from graphprobe.internals.names import require
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.unseen import unseen
 
 REPORT = ("torch._inductor.debug", "log_ir_post_fusion")
 """Is called with the scheduler's nodes after fusion; torch's own place for those who look."""
@@ -69,13 +67,10 @@ class ScheduledGraph:
         """By buffer, the FX node whose value it holds; a buffer that is not there has the value of none.
 
         A buffer that another one changes has its node's value only then: the last that changes it holds it.
-
-        Raises:
-            UnsupportedTorchError: buffers of this torch do not tell.
         """
         if self._values is None:
             last = {changed: buffer.name for buffer in self.buffers for changed in buffer.mutates}
-            own = {buffer.name: _origin(buffer.ir) for buffer in self.buffers}
+            own: dict[str, Node | None] = {buffer.name: buffer.ir.get_origin_node() for buffer in self.buffers}
             self._values = {}
             for buffer in self.buffers:
                 if buffer.name in last:
@@ -103,26 +98,14 @@ class Lowering:
     done: Callable[[ScheduledGraph, ModuleType, str], None] | None = None
 
 
-class _LoweringTap:
-    """One a process, in place for as long as somebody watches."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.patches = PatchSet()
-        self.everywhere: list[Lowering] = []
-        self.users = 0
+class _Here(threading.local):
+    innermost: Lowering | None = None
 
 
-class _Own(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Lowering] = []
+_here = _Here()
 
 
-_tap = _LoweringTap()
-_own = _Own()
-
-
-@contextlib.contextmanager
+@contextmanager
 def watched(
     *, all_threads: bool = False, done: Callable[[ScheduledGraph, ModuleType, str], None] | None = None
 ) -> Iterator[Lowering]:
@@ -137,55 +120,31 @@ def watched(
     Raises:
         UnsupportedTorchError: torch has no such places to look at.
     """
-    for module, name in (REPORT, COMPILE):
-        require(module, name, purpose=PURPOSE)
-    found = Lowering(done=done)
-    place = _tap.everywhere if all_threads else _own.stack
-    with _tap.lock:
-        if not _tap.users:
-            import torch._inductor.debug as debug
-            import torch._inductor.graph as graph
+    found, outer, patches = Lowering(done=done), _here.innermost, PatchSet()
 
-            _tap.patches.apply(debug, Patch("lowered_nodes", *REPORT, _reporting))
-            _tap.patches.apply(graph, Patch("lowered_module", *COMPILE, _compiling))
-        _tap.users += 1
-        place.append(found)
-    try:
-        yield found
-    finally:
-        with _tap.lock:
-            place[:] = [other for other in place if other is not found]
-            _tap.users -= 1
-            if not _tap.users:
-                _tap.patches.undo()
-
-
-def _watchers() -> list[Lowering]:
-    return [*_tap.everywhere, *_own.stack[-1:]]
-
-
-def _reporting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def log_ir_post_fusion(nodes: Any) -> Any:
-        for found in _watchers():
+    def log_ir_post_fusion(nodes: Any) -> Advice:
+        if all_threads or _here.innermost is found:
             try:
                 found.parts.append(_part(nodes))
             except Exception as error:  # the compile must not see our faults
                 found.error = found.error or error
-        return original(nodes)
+        yield
 
-    return log_ir_post_fusion
+    def compile_to_module(handler: Any, *args: Any, **kwargs: Any) -> Advice:
+        module, _ = yield
+        if isinstance(module, ModuleType) and (all_threads or _here.innermost is found):
+            _keep(found, handler, module)
 
-
-def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile_to_module(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with unseen:
-            module = original(self, *args, **kwargs)
-        for found in _watchers():
-            if isinstance(module, ModuleType):
-                _keep(found, self, module)
-        return module
-
-    return compile_to_module
+    for module, name in (REPORT, COMPILE):
+        require(module, name, purpose=PURPOSE)
+    _here.innermost = outer if all_threads else found
+    try:
+        patches.apply(sys.modules[REPORT[0]], advised("lowered", *REPORT, log_ir_post_fusion))
+        patches.apply(sys.modules[COMPILE[0]], advised("lowered", *COMPILE, compile_to_module))
+        yield found
+    finally:
+        patches.undo()
+        _here.innermost = outer
 
 
 def _keep(found: Lowering, handler: Any, module: ModuleType) -> None:
@@ -201,8 +160,6 @@ def _keep(found: Lowering, handler: Any, module: ModuleType) -> None:
 
 
 def _part(nodes: Any) -> ScheduledGraph:
-    from torch._inductor.virtualized import V
-
     buffers = [
         Buffer(str(out.get_name()), out.node, tuple(map(str, out.get_mutations())))
         for node in nodes
@@ -210,25 +167,6 @@ def _part(nodes: Any) -> ScheduledGraph:
     ]
     module: Any = V.graph.module
     return ScheduledGraph(V.graph, ir_graph(nodes).nodes, tuple(buffers), tuple(module.graph.nodes))
-
-
-def _origin(buffer: Any) -> Node | None:
-    """The FX node that a buffer of Inductor's IR stands for, or None.
-
-    Raises:
-        UnsupportedTorchError: neither `get_origin_node` nor `origin_node` is there.
-    """
-    found: Node | None
-    if hasattr(buffer, "get_origin_node"):
-        found = buffer.get_origin_node()
-        return found
-    if hasattr(buffer, "origin_node"):
-        found = buffer.origin_node
-        return found
-    raise UnsupportedTorchError(
-        f"torch {torch.__version__}: a {type(buffer).__name__} of Inductor's IR does not tell its FX node",
-        hint=SUPPORTED_HINT,
-    )
 
 
 @dataclass(frozen=True)
@@ -286,11 +224,7 @@ class LoweredGraph:
         return name in self.ir.constants
 
     def origin(self, buffer: str) -> Any:
-        """The FX node of `final` whose value a buffer is; a graph input's placeholder. None where there is no such one.
-
-        Raises:
-            UnsupportedTorchError: buffers of this torch do not tell.
-        """
+        """The node of `final` whose value a buffer is, of a graph input its placeholder; None where there is none."""
         if buffer in self.inputs:
             places = [node for node in self.final.graph.nodes if node.op == "placeholder"]
             return places[self.inputs.index(buffer)]

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from graphprobe.internals.ir.index import NotEvaluated, evaluate, numbers
 from graphprobe.internals.ir.ops import Nest, TensorOps
+from graphprobe.internals.operators.operators import argument_of
 
-HALVES = (torch.float16, torch.bfloat16)
 MULTI_OUT: Any = getattr(ir, "ExternKernelMultiOut", ())
 ALLOCATING: Any = getattr(ir, "AllocatingMultiOutput", ())
 
@@ -50,10 +50,6 @@ class Buffers:
 
     # What the handler asks for.
 
-    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Inductor computes half precisions in float32."""
-        return torch.float32 if dtype in HALVES else dtype
-
     def dtype(self, name: str) -> torch.dtype:
         """The dtype that the IR gives a buffer."""
         found = self.graph.get_dtype(name)
@@ -64,14 +60,6 @@ class Buffers:
         """Take note of it, once."""
         if text not in self.faults:
             self.faults.append(text)
-
-    def wrong_kind(self, name: str, got: torch.dtype) -> None:
-        """Take note of it."""
-        self.kinds.setdefault(name, got)
-
-    def mixed_operands(self, name: str, operation: str, first: torch.dtype, other: torch.dtype) -> None:
-        """Take note of the first of a loop nest."""
-        self.mixed.setdefault(name, (operation, first, other))
 
     def flat(self, name: str) -> Tensor:
         """The storage of a buffer; shared where the IR says that a buffer lies in another or overwrites another.
@@ -235,11 +223,8 @@ def _draws(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a call draws random numbers; an attention without dropout does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
         return False
-    names = [argument.name for argument in function._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    at = names.index("dropout_p")
-    return bool(kwargs.get("dropout_p", args[at] if at < len(args) else function._schema.arguments[at].default_value))
+    dropped = argument_of(function, args, kwargs, "dropout_p")
+    return dropped is None or bool(dropped)
 
 
 def _named(name: str) -> Callable[..., Any]:

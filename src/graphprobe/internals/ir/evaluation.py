@@ -23,31 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graphprobe.errors import UnsupportedTorchError
+from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.ir.buffers import Buffers
 from graphprobe.internals.ir.index import NotEvaluated
 from graphprobe.internals.names import SUPPORTED_HINT
 from graphprobe.internals.quiet import quiet
-
-
-@dataclasses.dataclass(frozen=True)
-class IrMismatch:
-    """A buffer of the IR that is not what it should be by its type alone.
-
-    Attributes:
-        name: the FX node, or `output 0`; the buffer where it stems from no single node.
-        buffer: Inductor's name of the buffer.
-        what: `dtype` or `shape` against the FX graph; `stored` is a value of another kind of dtype (bool, int, float)
-            than the buffer that the IR stores it into; `operands` is an operation on a bool and a number, which
-            generated code does not convert to one another.
-        expected, got: the FX graph's and the IR's, the buffer's dtype and the value's, or one operand's and the
-            other's with the operation.
-    """
-
-    name: str
-    buffer: str
-    what: str
-    expected: str
-    got: str
 
 
 @dataclasses.dataclass
@@ -57,17 +37,17 @@ class IrValues:
     Attributes:
         outputs: the graph's outputs in order, tensors with the IR's strides; None for outputs that are None and for
             those that could not be evaluated.
-        by_node: for every buffer that one FX node stands for, the node's name and the value.
         mutated: graph inputs that the IR writes to, by placeholder, and what they hold at the end.
-        dtypes: dtypes and shapes that differ from the FX graph's, and dtypes that do not go together within the IR.
+        dtypes: in words, dtypes and shapes that differ from the FX graph's, values of another kind of dtype (bool, int,
+            float) than the buffer that the IR stores them into, and operations on a bool and a number, which generated
+            code does not convert to one another.
         unsupported: operations that were not evaluated, and why; those that need their values among them.
         faults: reads and writes outside of a buffer, and assertions of the IR that do not hold.
     """
 
     outputs: list[Tensor | int | float | None] = dataclasses.field(default_factory=list)
-    by_node: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     mutated: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    dtypes: list[IrMismatch] = dataclasses.field(default_factory=list)
+    dtypes: list[str] = dataclasses.field(default_factory=list)
     unsupported: list[str] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
 
@@ -107,7 +87,10 @@ def _lowered(
     gm: fx.GraphModule, inputs: Sequence[Any], is_inference: bool, is_backward: bool
 ) -> Iterator[tuple[GraphLowering, fx.GraphModule, list[Any]]]:
     """The lowered copy of a graph, its handlers in force."""
-    module = _copied(gm)
+    module = copy_graph(gm)
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    if "original_output_strides" not in output.meta:
+        output.meta.pop("user_visible_output_idxs", None)  # of use only together
     view_to_reshape(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(inputs):
@@ -139,20 +122,6 @@ def _lowered(
         yield graph, module, fakes
 
 
-def _copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own over the same attributes, with the same names and metadata."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.nodes:
-        copies[node] = graph.node_copy(node, lambda n: copies[n])
-        copies[node].name = node.name
-        if node.op == "output" and "original_output_strides" not in node.meta:
-            copies[node].meta.pop("user_visible_output_idxs", None)  # of use only together
-    module = fx.GraphModule(gm, graph)
-    module.meta.update(gm.meta)
-    return module
-
-
 def _fits(fake: Any, value: Any) -> bool:
     """Whether a placeholder's fake value can stand for a real input."""
     if not isinstance(value, Tensor):
@@ -171,6 +140,7 @@ class _Evaluation:
         self._buffers = Buffers(graph)
         self._values = IrValues()
         self._written: set[str] = set()
+        self._compared: set[str] = set()
 
     def run(self, fakes: Sequence[Any], inputs: Sequence[Any]) -> IrValues:
         values, buffers = self._values, self._buffers
@@ -190,16 +160,15 @@ class _Evaluation:
             if isinstance(held, Tensor):
                 values.mutated[name] = held
         for name, got in buffers.kinds.items():
-            self._mismatch(name, "stored", _short(buffers.dtype(name)), _short(got))
+            values.dtypes.append(f"{self._node_of(name)} stores {got} as {buffers.dtype(name)}")
         for name, (operation, first, other) in buffers.mixed.items():
-            self._mismatch(name, "operands", _short(first), f"{_short(other)} in {operation}")
+            values.dtypes.append(f"{self._node_of(name)} has {first} and {other} in {operation}")
         values.faults.extend(buffers.faults)
         return values
 
-    def _mismatch(self, buffer: str, what: str, expected: str, got: str) -> None:
+    def _node_of(self, buffer: str) -> str:
         origin = self._graph.get_buffer(buffer).get_origin_node()
-        name = origin.name if origin is not None else buffer
-        self._values.dtypes.append(IrMismatch(name, buffer, what, expected, got))
+        return origin.name if origin is not None else buffer
 
     def _bind_symbols(self, fake: Any, value: Any) -> None:
         pairs = [(fake, value)]
@@ -230,13 +199,13 @@ class _Evaluation:
             for lost in {name, *changed, *_inside(op)}:
                 buffers.lost[lost] = reason
             return
-        self._keep(op, op.get_origin_node())
+        self._compare_once(op, op.get_origin_node())
         for other in changed:
             # The node that a buffer stands for may be what writes to it only after it was first filled.
             buffer = self._graph.try_get_buffer(other)
             origin = buffer.get_origin_node() if buffer is not None else None
             if origin is not None and origin.name in origins:
-                self._keep(buffer, origin)
+                self._compare_once(buffer, origin)
 
     def _changed(self, op: Any) -> set[str]:
         """Names of the buffers whose contents an operation changes, other than its own."""
@@ -247,31 +216,25 @@ class _Evaluation:
             names.add(layout.get_buffer().get_name())
         return names - {op.get_name()}
 
-    def _keep(self, buffer: Any, origin: fx.Node | None) -> None:
-        if origin is None or not isinstance(buffer.get_output_spec(), ir.Layout):
+    def _compare_once(self, buffer: Any, origin: fx.Node | None) -> None:
+        if origin is None or origin.name in self._compared or not isinstance(buffer.get_output_spec(), ir.Layout):
             return
-        first = origin.name not in self._values.by_node
         with contextlib.suppress(NotEvaluated):
-            value = self._buffers.value(buffer)
-            expected = origin.meta.get("val")
-            if isinstance(expected, Tensor) and isinstance(value, Tensor):
-                self._values.by_node[origin.name] = value
-                if first:
-                    self._compare(origin.name, buffer, origin)
+            self._buffers.tensor(buffer)
+            self._compared.add(origin.name)
+            self._compare(origin.name, buffer, origin)
 
     def _compare(self, name: str, node: Any, origin: Any) -> None:
         """Hold a buffer's dtype and shape against the FX node's."""
         expected = origin.meta.get("val") if isinstance(origin, fx.Node) else None
         if not isinstance(expected, Tensor):
             return
-        buffer = node.get_name()
         if expected.dtype != node.get_dtype():
-            shown = _short(expected.dtype), _short(node.get_dtype())
-            self._values.dtypes.append(IrMismatch(name, buffer, "dtype", *shown))
+            self._values.dtypes.append(f"{name} has dtype {node.get_dtype()}, not {expected.dtype}")
         sizes = [self._number(n) for n in expected.shape]
         found = [self._number(n) for n in node.get_size()]
         if sizes != found:
-            self._values.dtypes.append(IrMismatch(name, buffer, "shape", str(sizes), str(found)))
+            self._values.dtypes.append(f"{name} has shape {found}, not {sizes}")
 
     def _number(self, size: Any) -> Any:
         try:
@@ -285,10 +248,6 @@ class _Evaluation:
         except NotEvaluated as error:
             self._values.unsupported.append(f"{what}: {error}")
             return None
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _inside(op: Any) -> list[str]:

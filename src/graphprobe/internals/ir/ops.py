@@ -123,9 +123,17 @@ def sort(rows: Sequence[Tensor], descending: bool) -> Parts:
 
 
 class Memory(Protocol):
-    """Where loads and stores go."""
+    """Where loads and stores go.
+
+    Attributes:
+        env: what the graph's symbols stand for.
+        kinds: buffers into which a value of another kind of dtype was stored, and that value's dtype.
+        mixed: buffers whose loops have an operation on a bool and a number: the operation, the dtypes.
+    """
 
     env: dict[Any, Any]
+    kinds: dict[str, torch.dtype]
+    mixed: dict[str, tuple[str, torch.dtype, torch.dtype]]
 
     def flat(self, name: str) -> Tensor:
         """The storage of a buffer, one-dimensional; writing to it writes the buffer."""
@@ -133,17 +141,8 @@ class Memory(Protocol):
     def dtype(self, name: str) -> torch.dtype:
         """The dtype that the IR gives a buffer."""
 
-    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which values of `dtype` are computed with."""
-
     def fault(self, text: str) -> None:
         """Take note of an access that the memory does not have, or of an assertion that does not hold."""
-
-    def wrong_kind(self, name: str, got: torch.dtype) -> None:
-        """Take note of a value stored into a buffer of another kind of dtype."""
-
-    def mixed_operands(self, name: str, operation: str, first: torch.dtype, other: torch.dtype) -> None:
-        """Take note of a bool beside an operand that is none, in the loop nest of the buffer `name`."""
 
 
 @dataclasses.dataclass
@@ -158,11 +157,20 @@ class Nest:
     mask: Tensor | None = None
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Inductor computes half precisions in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def kind(dtype: torch.dtype) -> str:
     """bool, int, float or complex."""
     if dtype == torch.bool:
         return "bool"
     return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "int"
+
+
+def _to_int(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda ops, x, dtype: function(ops._value(x)).to(dtype)
 
 
 class TensorOps(DefaultHandler):
@@ -207,7 +215,7 @@ class TensorOps(DefaultHandler):
         return found if isinstance(found, Tensor) else torch.tensor([found], device=self.nest.device)
 
     def _typed(self, x: Any, dtype: torch.dtype) -> Tensor:
-        return self._value(x).to(self.memory.compute_dtype(dtype))
+        return self._value(x).to(compute_dtype(dtype))
 
     def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = _SAME.get(name, name)
@@ -225,7 +233,7 @@ class TensorOps(DefaultHandler):
             dtypes = [value.dtype for value in values if value.ndim]
             for other in dtypes:
                 if (other == torch.bool) != (dtypes[0] == torch.bool):
-                    self.memory.mixed_operands(self.nest.name, f"ops.{name}", dtypes[0], other)
+                    self.memory.mixed.setdefault(self.nest.name, (f"ops.{name}", dtypes[0], other))
 
     # Memory.
 
@@ -237,7 +245,7 @@ class TensorOps(DefaultHandler):
             self._outside(f"reads {name}", at, inside, flat.numel())
             at = at.clamp(0, max(flat.numel() - 1, 0))
             if not flat.numel():
-                return torch.zeros(at.shape, dtype=self.memory.compute_dtype(flat.dtype), device=at.device)
+                return torch.zeros(at.shape, dtype=compute_dtype(flat.dtype), device=at.device)
         return self._typed(flat[at.to(flat.device)], flat.dtype)
 
     def load_seed(self, name: str, offset: Any) -> Tensor:
@@ -265,7 +273,7 @@ class TensorOps(DefaultHandler):
     def _write(self, name: str, index: Any, value: Any, shape: list[int], *, add: bool) -> None:
         flat, at, found = self.memory.flat(name), self._index(index), self._value(value)
         if kind(found.dtype) != kind(self.memory.dtype(name)):
-            self.memory.wrong_kind(name, found.dtype)
+            self.memory.kinds.setdefault(name, found.dtype)
         at = at.expand(shape or [1]).reshape(-1).to(flat.device)
         found = found.expand(shape or [1]).reshape(-1).to(device=flat.device, dtype=flat.dtype)
         inside = (at >= 0) & (at < flat.numel())
@@ -341,21 +349,19 @@ class TensorOps(DefaultHandler):
     def constant(self, value: Any, dtype: torch.dtype) -> Tensor:
         """A number with a dtype of its own: unlike a Python number it takes part in promotion."""
         number = evaluate(value, self.nest.env)
-        return torch.full((1,), number, dtype=self.memory.compute_dtype(dtype), device=self.nest.device)
+        return torch.full((1,), number, dtype=compute_dtype(dtype), device=self.nest.device)
 
     def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Tensor:
         """An index as a value."""
         return self._typed(self._index(expr), dtype)
 
-    def value_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Tensor:
-        """An index as a value."""
-        return self._typed(self._index(expr), dtype)
+    value_expr = index_expr
 
     def to_dtype(
         self, x: Any, dtype: torch.dtype, src_dtype: torch.dtype | None = None, use_compute_types: bool = True
     ) -> Tensor:
         """A conversion; to a half precision only where the IR asks for the rounding."""
-        compute = self.memory.compute_dtype(dtype)
+        compute = compute_dtype(dtype)
         if not use_compute_types and compute != torch.float64:
             return self._value(x).to(dtype)
         return self._value(x).to(compute)
@@ -364,24 +370,11 @@ class TensorOps(DefaultHandler):
         """The same bits read as another dtype."""
         return self._typed(self._value(x).to(src_dtype).contiguous().view(dtype), dtype)
 
-    def trunc_to_int(self, x: Any, dtype: torch.dtype) -> Tensor:
-        return torch.trunc(self._value(x)).to(dtype)
-
-    def ceil_to_int(self, x: Any, dtype: torch.dtype) -> Tensor:
-        return torch.ceil(self._value(x)).to(dtype)
-
-    def floor_to_int(self, x: Any, dtype: torch.dtype) -> Tensor:
-        return torch.floor(self._value(x)).to(dtype)
-
-    def round_to_int(self, x: Any, dtype: torch.dtype) -> Tensor:
-        return torch.round(self._value(x)).to(dtype)
+    trunc_to_int, ceil_to_int = _to_int(torch.trunc), _to_int(torch.ceil)
+    floor_to_int, round_to_int = _to_int(torch.floor), _to_int(torch.round)
 
     def where(self, condition: Any, input: Any, other: Any) -> Tensor:
         return torch.where(self._value(condition).to(torch.bool), self._value(input), self._value(other))
-
-    def inline_asm_elementwise(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """Not evaluated."""
-        raise NotEvaluated("ops.inline_asm_elementwise")
 
     # Over a whole dimension.
 
@@ -393,7 +386,7 @@ class TensorOps(DefaultHandler):
     def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, reduction_type: str, value: Any) -> Any:
         """What is left of a value after a reduction, with dimensions of size one in the place of those reduced."""
         rows = [self._rows(x) for x in (value if isinstance(value, (tuple, list)) else (value,))]
-        compute = self.memory.compute_dtype(dtype)
+        compute = compute_dtype(dtype)
         if reduction_type.startswith(("argmax", "argmin")):
             largest, position = arg_reduce(rows[0], rows[1] if len(rows) > 1 else None, reduction_type[:6])
             position = position.to(torch.int64)
@@ -411,9 +404,9 @@ class TensorOps(DefaultHandler):
 
     def scan(self, dtypes: tuple[torch.dtype, ...], combine_fn: Callable[..., Any], values: Any) -> tuple[Tensor, ...]:
         """Every prefix combined."""
-        rows = [self._rows(x).to(self.memory.compute_dtype(d)) for x, d in zip(values, dtypes, strict=True)]
+        rows = [self._rows(x).to(compute_dtype(d)) for x, d in zip(values, dtypes, strict=True)]
         combined = scan(lambda a, b: tuple(self._value(x) for x in combine_fn(a, b)), rows)
-        return tuple(x.to(self.memory.compute_dtype(d)) for x, d in zip(combined, dtypes, strict=True))
+        return tuple(x.to(compute_dtype(d)) for x, d in zip(combined, dtypes, strict=True))
 
     def sort(self, dtypes: tuple[torch.dtype, ...], values: Any, stable: bool, descending: bool) -> tuple[Tensor, ...]:
         """Rows by the first value, the others along with it."""

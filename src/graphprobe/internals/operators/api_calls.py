@@ -188,14 +188,9 @@ class BackwardRuns:
 def global_hooks() -> int:
     """How many global hooks there are on modules, of whatever kind."""
     module = torch.nn.modules.module
-    names = (
-        "_global_backward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_forward_hooks",
-        "_global_forward_hooks_always_called",
-    )
-    return sum(len(getattr(module, name, ())) for name in names)
+    backward: tuple[Any, ...] = (module._global_backward_pre_hooks, module._global_backward_hooks)
+    forward: tuple[Any, ...] = (module._global_forward_pre_hooks, module._global_forward_hooks)
+    return sum(map(len, (*backward, *forward, module._global_forward_hooks_always_called)))
 
 
 def take_out(mode: object) -> int | None:
@@ -233,24 +228,25 @@ class FunctionApply:
 
     def __init__(self, around: Around) -> None:
         self._around = around
-        self._function: Any = None
-        self._code: types.CodeType | None = None
-        self._own: types.CodeType | None = None
-        self._method: types.ClassMethodDescriptorType | None = None
-        self._in_its_place: object = None
+        self._undo: Callable[[], bool] | None = None
 
     def install(self) -> bool:
         """Stand before it; False where this torch has it in another form."""
-        if self._code is not None or self._method is not None:
-            return True
-        found = vars(torch.autograd.Function).get("apply")
-        if isinstance(found, types.ClassMethodDescriptorType):
-            self._replace(found)
-            return True
-        function = getattr(found, "__func__", None)
-        return isinstance(function, types.FunctionType) and self._replace_code(function)
+        if self._undo is None:
+            found = vars(torch.autograd.Function).get("apply")
+            function = getattr(found, "__func__", None)
+            if isinstance(found, types.ClassMethodDescriptorType):
+                self._undo = self._replaced(found)
+            elif isinstance(function, types.FunctionType):
+                self._undo = self._with_other_code(function)
+        return self._undo is not None
 
-    def _replace(self, method: types.ClassMethodDescriptorType) -> None:
+    def remove(self) -> list[str]:
+        """Restore it; its name where somebody else has replaced it since, who is then left alone."""
+        undo, self._undo = self._undo, None
+        return [] if undo is None or undo() else [_APPLY]
+
+    def _replaced(self, method: types.ClassMethodDescriptorType) -> Callable[[], bool]:
         around = self._around
 
         def original(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -259,18 +255,24 @@ class FunctionApply:
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             return around(original, cls, args, kwargs)
 
-        self._method, self._in_its_place = method, classmethod(apply)
-        setattr(torch.autograd.Function, "apply", self._in_its_place)  # noqa: B010 - mypy minds an assignment
+        in_its_place: object = classmethod(apply)
+        setattr(torch.autograd.Function, "apply", in_its_place)  # noqa: B010 - mypy minds an assignment
 
-    def _replace_code(self, function: types.FunctionType) -> bool:
-        own = _template(torch.autograd.Function)
-        code = function.__code__
+        def undo() -> bool:
+            if vars(torch.autograd.Function).get("apply") is not in_its_place:
+                return False
+            setattr(torch.autograd.Function, "apply", method)  # noqa: B010 - mypy minds an assignment
+            return True
+
+        return undo
+
+    def _with_other_code(self, function: types.FunctionType) -> Callable[[], bool] | None:
+        own, code, around = _template(torch.autograd.Function), function.__code__, self._around
         if code.co_freevars != own.co_freevars:
-            return False
+            return None
         original = types.FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
-        around = self._around
 
         def call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return around(original, cls, args, kwargs)
@@ -278,23 +280,14 @@ class FunctionApply:
         # A constant, not a global name, which would be gone for another thread that is just in there.
         own = own.replace(co_consts=tuple(call if one == _PLACE else one for one in own.co_consts))
         function.__code__ = own
-        self._function, self._code, self._own = function, code, own
-        return True
 
-    def remove(self) -> list[str]:
-        """Restore it; its name where somebody else has replaced it since, who is then left alone."""
-        function, code, own, method = self._function, self._code, self._own, self._method
-        self._function = self._code = self._own = self._method = None
-        if method is not None:
-            if vars(torch.autograd.Function).get("apply") is not self._in_its_place:
-                return [_APPLY]
-            setattr(torch.autograd.Function, "apply", method)  # noqa: B010 - mypy minds an assignment
-        if function is None or code is None:
-            return []
-        if function.__code__ is not own:
-            return [_APPLY]
-        function.__code__ = code
-        return []
+        def undo() -> bool:
+            if function.__code__ is not own:
+                return False
+            function.__code__ = code
+            return True
+
+        return undo
 
 
 def _template(owner: type) -> types.CodeType:

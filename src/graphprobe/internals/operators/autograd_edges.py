@@ -6,7 +6,6 @@ Nothing here keeps a tensor: edges are found by identity while the call runs, an
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import FunctionType
@@ -29,6 +28,7 @@ _current_node: Callable[[], Any] = require("torch._C", "_current_autograd_node",
 _engine = require("torch.autograd", "Variable._execution_engine", purpose=_PURPOSE)
 _set_strategy = require("torch._C._dynamo.eval_frame", "set_code_exec_strategy", purpose=_PURPOSE)
 _strategy = require("torch._C._dynamo.eval_frame", "_FrameExecStrategy", purpose=_PURPOSE)
+_ACCUMULATE: type = require("torch._C", "_functions.AccumulateGrad", purpose=_PURPOSE)
 _skip = require("torch._C._dynamo.eval_frame", "_FrameAction.SKIP", purpose=_PURPOSE)
 
 _COMPILED_BACKWARD = "CompiledFunctionBackward"
@@ -211,26 +211,6 @@ def in_compiled_backward() -> bool:
         return False
     node = _current_node()
     return node is not None and node.name() == _COMPILED_BACKWARD
-
-
-def _accumulate_type() -> type:
-    leaf = torch.zeros(0, requires_grad=True)
-    with torch.enable_grad():
-        made = leaf.view_as(leaf).grad_fn
-    assert made is not None
-    return type(made.next_functions[0][0])
-
-
-def _outside_of_modes() -> type:
-    """In a thread of its own: modes and inference are per thread, and the importing one may be in some."""
-    found: list[type] = []
-    thread = threading.Thread(target=lambda: found.append(_accumulate_type()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-_ACCUMULATE = _outside_of_modes()
 
 
 def running_node() -> tuple[str, int] | None:

@@ -15,7 +15,6 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.internals.unseen import OWN, unseen
 
@@ -25,9 +24,6 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _AOT = os.path.join(_TORCH, "_functorch", "_aot_autograd") + os.sep
 _DYNAMO = os.path.join(_TORCH, "_dynamo") + os.sep
 _FX_CODE = "<eval_with_key>"
-NEEDED = "ignore_compile_internals"
-"""What a dispatch mode says so that torch compiles under it, and takes it off meanwhile."""
-
 _TRACING = ("FAKE", "PROXY", "FUNCTIONAL")
 
 
@@ -84,16 +80,7 @@ class EagerOps:
         return self._mode is not None and self._mode.active
 
     def install(self) -> str:
-        """Begin. Returns why that cannot be, and nothing is installed; empty when it is.
-
-        Raises:
-            UnsupportedTorchError: under a mode, this torch would not compile.
-        """
-        if not hasattr(TorchDispatchMode, NEEDED):
-            raise UnsupportedTorchError(
-                f"torch {torch.__version__} compiles nothing while operators are watched",
-                hint=f"leave dump_op_switch out, or use a torch that has TorchDispatchMode.{NEEDED}",
-            )
+        """Begin. Returns why that cannot be, and nothing is installed; empty when it is."""
         if compiling():
             return "torch is compiling"
         if torch._C._len_torch_dispatch_stack():

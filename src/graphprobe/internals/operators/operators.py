@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -86,21 +86,32 @@ def writes_nothing(target: object) -> bool:
     return not target._schema.is_mutable
 
 
+def arguments_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Each argument of an operator's schema, and its value in a call: that of its default where none is given."""
+    for i, argument in enumerate(op._schema.arguments):
+        yield argument, args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+
+
+def argument_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """The value of one of them; None where there is none of this name."""
+    return next((value for argument, value in arguments_of(op, args, kwargs) if argument.name == name), None)
+
+
+def is_written(argument: Any) -> bool:
+    """Whether an operator writes to an argument of its schema."""
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
 def writes_to(node: Any) -> list[Any]:
     """The nodes whose values a call of an operator changes in place, by its schema."""
     target = node.target
     if isinstance(target, OpOverloadPacket) and len(target.overloads()) == 1:  # in Dynamo's graphs
         target = getattr(target, target.overloads()[0])
-    schema = getattr(target, "_schema", None)
-    if node.op != "call_function" or schema is None:
+    if node.op != "call_function" or getattr(target, "_schema", None) is None:
         return []
-    found = []
-    for i, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-        found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if hasattr(v, "all_input_nodes")]
-    return found
+    written = (value for argument, value in arguments_of(target, node.args, node.kwargs) if is_written(argument))
+    listed = (value if isinstance(value, (list, tuple)) else [value] for value in written)
+    return [value for values in listed for value in values if hasattr(value, "all_input_nodes")]
 
 
 def value_of(node: Any) -> Any:
@@ -164,8 +175,7 @@ def define_side_effect(name: str, arguments: str, kernel: Callable[..., None]) -
         arguments: as in a schema, e.g. `Tensor t, str name`.
         kernel: gets the arguments as they are. It must not raise, change a tensor, or keep one.
     """
-    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
-    _library.define(f"{name}({arguments}) -> ()", tags=() if tag is None else (tag,))
+    _library.define(f"{name}({arguments}) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphprobe::{name}", _nothing, lib=_library)
     operator = getattr(torch.ops.graphprobe, name).default

@@ -37,7 +37,7 @@ Stats = TensorStats | Callable[[], TensorStats]
 OP_SWITCH = "dump_op_switch"
 """Who asked for the entry that stands for ops outside compiled graphs."""
 
-_WHOLE = Chosen(matches=(), blacklists=((),))
+_WHOLE = Chosen(blacklists=((),))
 """An op that is dumped because another one is, or because the program marked it."""
 
 

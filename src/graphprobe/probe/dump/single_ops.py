@@ -6,7 +6,6 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from graphprobe.errors import UnsupportedTorchError
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, in_backward, program_lines
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
@@ -62,10 +61,7 @@ class SingleOps(OpObserver):
         """Begin, on this thread. What is in the way is noted, and then nothing is watched."""
         if self._tap.installed:
             return
-        try:
-            refusal = self._tap.install()
-        except UnsupportedTorchError as error:
-            refusal = str(error)
+        refusal = self._tap.install()
         text = f"dump_op_switch: ops outside compiled graphs are not watched: {refusal}" if refusal else PERTURBS
         self._session.note(text)
 
