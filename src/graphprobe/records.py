@@ -302,6 +302,22 @@ class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: str = ""
 
 
+STATISTICS = {
+    "Max": "max",
+    "Min": "min",
+    "Avg": "mean",
+    "Nan": "nan",
+    "Negative Inf": "negative_inf",
+    "Positive Inf": "positive_inf",
+    "L2norm": "l2",
+}
+"""What a dump of graphs can be asked for, and the field of `TensorStats`; in the order of the columns of `stats.csv`.
+
+A new statistic is a field and a row here, and a sum in the kernels: `native/stats.h` and `numerics/stats_numpy`, which
+also say how the sums of two parts are merged, and `engine/tensor_stats` for devices.
+"""
+
+
 class SettingValue(msgspec.Struct, frozen=True):
     """A setting as it was in force, and who set it: `argument`, `context`, `file:<path>`, `env:<NAME>`, `default`."""
 

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorMeta, TensorStats
 from graphprobe.store import dump_queue, dump_records, manifest
 from graphprobe.store.dump_format import OpForm, RowForm, columns_of, encode_place, encode_rows, format_from_meta
 from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
-from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
+from graphprobe.store.dump_records import Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.manifest import AppendFile
 from graphprobe.store.schema import json_from_value
@@ -40,8 +40,8 @@ STATS = (TensorStats(6, min=-0.1, max=1e300, mean=1 / 3, l2=float("inf"), nan=1,
 )
 def test_a_line_and_its_rows(stream_id: int, arguments: Any, notes: Any, op: OpInfo) -> None:
     form = OpForm(op, SLOTS, arguments, notes)
-    for wanted in ([*STAT_FIELDS], ["Max"], []):
-        columns = columns_of(wanted)  # type: ignore[arg-type]
+    for wanted in ([*STATISTICS], ["Max"], []):
+        columns = columns_of(wanted)
         for seq, place in ((0, PLACE), (12, Place(model_name=HOSTILE, model_id=0, data_index=1, device_id=2))):
             file = f"{dump_records.data_folder(place)}/stats.csv".encode(errors="replace").decode()
             record = DumpRecord(
@@ -61,7 +61,7 @@ def row_of(record: DumpRecord, slot: Slot, stats: TensorStats, wanted: list[str]
     """A row as the csv module writes it; line ends are spelt out before."""
     texts = (record.op.op_type, record.op.op_name, record.op.source)
     op_type, op_name, source = (text.replace("\r", "\\r").replace("\n", "\\n") for text in texts)
-    numbers = [getattr(stats, field) if name in wanted else None for name, field in STAT_FIELDS.items()]
+    numbers = [getattr(stats, field) if name in wanted else None for name, field in STATISTICS.items()]
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator="").writerow(
         [

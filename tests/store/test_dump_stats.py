@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorMeta, TensorStats
 from graphprobe.store.dump_convert import write_text
 from graphprobe.store.dump_format import COLUMNS, HEADER, OpForm, StatsRow, columns_of, format_from_meta, read_stats
 from graphprobe.store.dump_reader import open_dump
-from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, DumpValue, Slot
+from graphprobe.store.dump_records import DumpRecord, DumpValue, Slot
 from store.dump_helpers import OP, PLACE, new_manifest, new_writer
 
 STATS = TensorStats(
@@ -28,7 +28,7 @@ SLOT = Slot("output.0", "output", META)
 
 
 def row_of(record: DumpRecord, slot: Slot, stats: TensorStats) -> bytes:
-    columns = columns_of(STAT_FIELDS)
+    columns = columns_of(STATISTICS)
     return OpForm(record.op, [slot]).encode(record.seq, record.time_us, record.stream_id, b"", (stats,), columns)[1]
 
 

@@ -47,7 +47,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     data = (run.tool_dir / path).read_bytes()
     assert data == "gräph\\ud800".encode()
     assert (file.path, file.size_bytes, file.digest) == (path, len(data), digest_from_bytes(data))
-    event = run.event(where=WHERE, kind="graph", name="aot_forward_graph", file=file, added=["a"], time_ns=5)
+    event = run.event(where=WHERE, kind="graph", name="aot_forward_graph", file=file, added=("a",), time_ns=5)
     assert event == Event(0, 5, WHERE, "graph", "aot_forward_graph", None, path, len(data), file.digest, added=("a",))
     run.update(torch="2.13", models=1, settings={"x": SettingValue(1, "default")})
     run.note("once")

@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
+from graphprobe.records import STATISTICS
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import Array
 from graphprobe.store.dump_format import COLUMNS, OpFile, StatsRow, read_stats
 from graphprobe.store.dump_reader import LoadedValue, open_dump
-from graphprobe.store.dump_records import STAT_FIELDS, STATS
+from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import check_replaced
 from graphprobe.store.foreign.checked import mapped_npy
 
@@ -161,7 +162,7 @@ def array_from_rows(rows: Sequence[StatsRow]) -> Array:
     cells = []
     for row in rows:
         *front, shape, stats, source, engine, digest = msgspec.structs.astuple(row)
-        numbers = [float(stats.get(name, np.nan)) for name in STAT_FIELDS]
+        numbers = [float(stats.get(name, np.nan)) for name in STATISTICS]
         cells.append((*front, str(shape), *numbers, source, engine, digest))
     columns = zip(COLUMNS, zip(*cells, strict=True) if cells else [()] * len(COLUMNS), strict=True)
     arrays = [(name, np.array(values)) for name, values in columns]

@@ -14,18 +14,16 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorMeta, TensorStats
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes, size_from_meta, stored_from_meta
 from graphprobe.store.dump_records import (
     DUMP_SCHEMA,
-    STAT_FIELDS,
     Argument,
     Data,
     DumpRecord,
     OpInfo,
     Place,
     Slot,
-    StatName,
 )
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.schema import UNREADABLE, check_version, json_from_value
@@ -48,14 +46,14 @@ COLUMNS: tuple[str, ...] = (
     "Data Type",
     "Format",
     "Shape",
-    *STAT_FIELDS,
+    *STATISTICS,
     "Source",
     "Engine",
     "Digest",
 )
 HEADER = (",".join(COLUMNS) + "\r\n").encode()
 
-_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
+_COUNTS = {name for name, field in STATISTICS.items() if getattr(TensorStats(0), field) == 0}
 _LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
 
 Columns = tuple[str | None, ...]
@@ -203,9 +201,9 @@ class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-def columns_of(wanted: Collection[StatName]) -> Columns:
+def columns_of(wanted: Collection[str]) -> Columns:
     """The columns when only those of these names are filled."""
-    return tuple(field if name in wanted else None for name, field in STAT_FIELDS.items())
+    return tuple(field if name in wanted else None for name, field in STATISTICS.items())
 
 
 class RowForm(NamedTuple):
@@ -291,7 +289,7 @@ def _decode_row(line: str) -> StatsRow:
     if not isinstance(shape, tuple):
         raise ValueError(f"shape {row['Shape']!r}")
     stats: dict[str, Any] = {
-        name: int(row[name]) if name in _COUNTS else float(row[name]) for name in STAT_FIELDS if row[name]
+        name: int(row[name]) if name in _COUNTS else float(row[name]) for name in STATISTICS if row[name]
     }
     values: list[Any] = [*fields[:2], *map(int, fields[2:5]), *fields[5:9], shape, stats, *fields[-3:]]
     return StatsRow(**dict(zip(StatsRow.__struct_fields__, values, strict=True)))

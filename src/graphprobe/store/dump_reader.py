@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorMeta, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.api_reader import DIGEST_KIND, OwnDump, facts_of
 from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar, shape_problem
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes, count_from_shape, widened
 from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_stats
-from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STAT_FIELDS, STATS, DumpManifest, DumpRecord, Side, Slot
+from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord, Side, Slot
 from graphprobe.store.files import MOST_LINE_BYTES, open_file, read_file
 from graphprobe.store.reader import State, manifest_of_dump, state_of, told_of_dumps
 from graphprobe.store.schema import UNREADABLE, lines_from, lines_of
@@ -369,7 +369,7 @@ def _slot(slot: Slot, row: StatsRow | None, op: DumpedOp) -> CallSlot:
     stats = None
     known: tuple[str, ...] = ()
     if row is not None:
-        fields = {field: row.stats[name] for name, field in STAT_FIELDS.items() if name in row.stats}
+        fields = {field: row.stats[name] for name, field in STATISTICS.items() if name in row.stats}
         stats = TensorStats(count=count_from_shape(slot.meta.shape), digest=row.digest, **fields)  # type: ignore[arg-type]
         known = ("count", *fields)
     has_values = op.has_values and slot.stored is not None

@@ -23,18 +23,6 @@ DUMP_SCHEMA = 1
 Engine = Literal["kernel", "interpreter", "eager"]
 Side = Literal["input", "output"]
 WhenFull = Literal["block", "drop"]
-StatName = Literal["Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm"]
-
-STAT_FIELDS: dict[StatName, str] = {
-    "Max": "max",
-    "Min": "min",
-    "Avg": "mean",
-    "Nan": "nan",
-    "Negative Inf": "negative_inf",
-    "Positive Inf": "positive_inf",
-    "L2norm": "l2",
-}
-"""Column of `stats.csv` by field of `TensorStats`, in the order of the columns."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 Data: TypeAlias = Buffer | Callable[[], Buffer]

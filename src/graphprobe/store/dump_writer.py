@@ -14,13 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from graphprobe.records import TensorStats
+from graphprobe.records import STATISTICS, TensorStats
 from graphprobe.store import dump_records
 from graphprobe.store.dump_dtypes import stored_from_meta
 from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place
 from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
-    STAT_FIELDS,
     Argument,
     Data,
     DumpManifest,
@@ -93,7 +92,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         self._stats: dict[str, AppendFile] = {}
         self._folders: dict[Place, str] = {}
         self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
-        self._columns = columns_of(frozenset(manifest.statistics))  # type: ignore[arg-type]
+        self._columns = columns_of(manifest.statistics)
         super().__init__(folder, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=queue_items)
 
     @classmethod
@@ -114,7 +113,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         """
         check_bounds(0, max_bytes=max_bytes, queue_bytes=queue_bytes)
         manifest = msgspec.convert(msgspec.to_builtins(manifest), DumpManifest)
-        manifest.statistics = manifest.statistics or list(STAT_FIELDS)
+        manifest.statistics = manifest.statistics or list(STATISTICS)
         manifest.queue_bytes, manifest.queue_ops = queue_bytes, QUEUE_OPS
         with making("dump", dump_path, hint="dump_path must be a folder that exists and can be written to") as made:
             started = datetime.fromtimestamp(manifest.started_ns // 10**9)
