@@ -202,7 +202,9 @@ def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
         result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
         return
     for slot in OpFile(source).record.slots:
-        if slot.stored is None:
+        if slot.scalar is not None:
+            continue
+        if not slot.value:
             result.gaps.append(Gap(str(source), slot.name, slot.missing or "its values were not kept", expected=True))
             continue
         name = re.sub(r"[^A-Za-z0-9._-]", "_", slot.name)[:_MAX_SLOT_LENGTH]
@@ -235,8 +237,9 @@ def _load(target: Target) -> tuple[Array, str, str]:
     if target.slot:
         file = OpFile(target.source)
         slot = next(slot for slot in file.record.slots if slot.name == target.slot)
-        array, note = LoadedValue(file, slot).array_and_conversion()
-        return array, slot.meta.dtype, note
+        value = LoadedValue(file, slot)
+        array, note = value.array_and_conversion()
+        return array, value.meta.dtype, note
     try:
         array = mapped_npy(target.source)
     except ValueError as error:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorStats
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.files import claim_folder
 from graphprobe.store.manifest import DumpedManifest
 
@@ -80,35 +81,6 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     step: Number | None = None
 
 
-class Argument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An argument that is no tensor: its slot, the name of its type, and its `repr`, in which a number is exact."""
-
-    name: str
-    type: str
-    text: str
-
-
-class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor that an op read or wrote.
-
-    Attributes:
-        name: `input.0`, `input.2.1` (second of the list that is the third argument), `kwarg.bias`, `output.0`.
-        side: whether it was read or written.
-        meta: dtype, shape, strides and device of the tensor in the program. The values on disk are row-major.
-        stored: the dtype in the safetensors file. `U8` for another dtype means raw little-endian bytes, with the item
-            size as one more dimension. None when the file holds no values of it.
-        size_bytes: of the values in the file.
-        missing: why there are no values where there should be some.
-    """
-
-    name: str
-    side: Side
-    meta: TensorMeta
-    stored: str | None = None
-    size_bytes: Number = 0
-    missing: str = ""
-
-
 class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One execution of one op: a line of `ops.jsonl`, and the same in the header of its file.
 
@@ -117,8 +89,8 @@ class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         time_us: wall clock when it was handed in, microseconds since the epoch.
         file: relative to the time folder, `/`-separated; the `stats.csv` where only statistics were kept.
         stream_id: of the device, 0 for the CPU.
-        slots: the tensors, in order.
-        arguments: the other arguments, in order.
+        slots: the tensors in order, and behind them the other arguments. Values on disk are row-major, and those of a
+            dtype that safetensors lacks are raw little-endian bytes, with the item size as one more dimension.
         notes: what a reader should know, e.g. that a value was cut or is an alias of another.
     """
 
@@ -128,8 +100,7 @@ class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     place: Place
     file: str
     stream_id: int = 0
-    slots: tuple[Slot, ...] = ()
-    arguments: tuple[Argument, ...] = ()
+    slots: tuple[WrittenSlot, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -16,18 +16,17 @@ import msgspec
 
 from graphprobe.records import STATISTICS, TensorStats
 from graphprobe.store import dump_records
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.dump_dtypes import stored_from_meta
 from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place
 from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
-    Argument,
     Data,
     DumpManifest,
     DumpRecord,
     DumpValue,
     OpInfo,
     Place,
-    Slot,
     claim_time_folder,
     view_from_buffer,
 )
@@ -50,9 +49,9 @@ class DumpJob(NamedTuple):
     """One execution on its way to the disk.
 
     Attributes:
-        data, stats: for each slot of the form, as in `DumpValue`; `data` is empty where no slot has any.
+        data, stats: for each tensor of the form, as in `DumpValue`; `data` is empty where none has any.
         size_bytes: what it takes while it waits.
-        at_hand: there are statistics of every slot and no values, so that nothing has to be waited for.
+        at_hand: there are statistics of every tensor and no values, so that nothing has to be waited for.
     """
 
     seq: int
@@ -127,14 +126,15 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         place: Place,
         values: Sequence[DumpValue],
         *,
-        arguments: Sequence[Argument] = (),
+        scalars: Sequence[WrittenSlot] = (),
         notes: Sequence[str] = (),
         stream_id: int = 0,
         time_ns: int | None = None,
     ) -> int | None:
-        """`submit_form` for an op that runs once: `values` are what it read and wrote, in order."""
+        """`submit_form` for an op that runs once: `values` are what it read and wrote, `scalars` are no tensors."""
         try:
-            form = OpForm(op, [Slot(value.name, value.side, value.meta) for value in values], arguments, notes)
+            tensors = [WrittenSlot(value.name, value.side, value.meta) for value in values]
+            form = OpForm(op, [*tensors, *scalars], notes)
             data = tuple(value.data for value in values)
             stats = tuple(value.stats for value in values)
         except Exception as error:
@@ -157,7 +157,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
 
         Args:
             form, place: what ran, and which folder it belongs to.
-            data, stats: for each slot of the form, as in `DumpValue`; empty where no slot has any.
+            data, stats: for each tensor of the form, as in `DumpValue`; empty where none has any.
             stream_id: of the device.
             time_ns: wall clock of the execution; now, if not given.
 
@@ -171,7 +171,10 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
                 self.missing(self.stopped, name=form.op.op_name)
                 return None
             time_us = (time.time_ns() if time_ns is None else time_ns) // 1000
-            stats, size_bytes = stats or (None,) * len(form.slots), form.queued_bytes(data) if data else form.size_bytes
+            stats, size_bytes = (
+                stats or (None,) * len(form.tensors),
+                form.queued_bytes(data) if data else form.size_bytes,
+            )
             at_hand = not data and {*map(type, stats)} == _AT_HAND
             seq = next(self._numbers)
             job = DumpJob(seq, time_us, form, place, data, stats, stream_id, size_bytes, at_hand)
@@ -320,7 +323,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         """The record, also as JSON, its rows, and its file, if any; a value that fails is a gap in its slot."""
         form, folder = job.form, self._folder(job.place)
         slots, buffers, rows_of = [], [], []
-        for slot, data, known in zip(form.slots, job.data or (None,) * len(form.slots), job.stats, strict=True):
+        for slot, data, known in zip(form.tensors, job.data or (None,) * len(form.tensors), job.stats, strict=True):
             slot, buffer = _stored(slot, data)
             try:
                 stats = known() if callable(known) else known
@@ -342,8 +345,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
             place=job.place,
             file=f"{folder}/{dump_records.STATS if only_stats else name}",
             stream_id=job.stream_id,
-            slots=tuple(slots),
-            arguments=form.arguments,
+            slots=(*slots, *form.slots[len(slots) :]),
             notes=form.notes,
         )
         rows = b""
@@ -381,13 +383,13 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
             super()._count_error(error, name, **counted)
 
 
-def _stored(slot: Slot, data: Data | None) -> tuple[Slot, memoryview | None]:
+def _stored(slot: WrittenSlot, data: Data | None) -> tuple[WrittenSlot, memoryview | None]:
     """The slot with what is stored of it, and the bytes; why there are none, if they cannot be had, stands in it."""
-    if data is None:
+    if data is None or slot.meta is None:
         return slot, None
     try:
         buffer = view_from_buffer(data() if callable(data) else data)
-        stored, _, _ = stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
+        stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
     except Exception as error:
         return msgspec.structs.replace(slot, missing=f"{type(error).__name__}: {error}"), None
-    return msgspec.structs.replace(slot, stored=stored, size_bytes=buffer.nbytes), buffer
+    return msgspec.structs.replace(slot, value=slot.name), buffer

@@ -81,9 +81,9 @@ def test_lists_with_none_and_what_is_no_tensor(dump_of: Callable[..., Any]) -> N
     (op,) = found.ops(op_type="index")
     assert list(op.values()) == ["input.0", "input.1.1", "output.0"]
     holds(op, "input.1.1", index)
-    assert [(a.name, a.text) for a in op.record.arguments] == [("input.1.0", "None")]
+    assert [(s.name, s.scalar.text) for s in op.record.slots if s.scalar] == [("input.1.0", "None")]
     (total,) = found.ops(op_type="sum")
-    arguments = [(a.name, a.type, a.text) for a in total.record.arguments]
+    arguments = [(s.name, s.scalar.type, s.scalar.text) for s in total.record.slots if s.scalar]
     assert arguments == [("input.1", "immutable_list", "[1]"), ("input.2", "bool", "True")]
 
 
@@ -92,7 +92,7 @@ def test_keywords_and_several_results(dump_of: Callable[..., Any]) -> None:
     found = dump_of(lambda b, x, w: torch.addmm(b, x, mat2=w, beta=0.5).max(dim=1), b, x, w, backend="eager")
     (op,) = found.ops(op_type="addmm")
     holds(op, "kwarg.mat2", w)
-    assert [(a.name, a.text) for a in op.record.arguments] == [("kwarg.beta", "0.5")]
+    assert [(s.name, s.scalar.text) for s in op.record.slots if s.scalar] == [("kwarg.beta", "0.5")]
     (largest,) = found.ops(op_type="max")
     values, indices = torch.addmm(b, x, w, beta=0.5).max(dim=1)
     holds(largest, "output.0", values)

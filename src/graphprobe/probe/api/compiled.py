@@ -24,7 +24,7 @@ from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.patched import ApiMode
 from graphprobe.probe.api.session import ApiSession
-from graphprobe.store.calls import COMPILED, ApiSlot, CompiledRegion
+from graphprobe.store.calls import COMPILED, CompiledRegion, WrittenSlot
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
@@ -224,7 +224,7 @@ class CompiledWatch:
         try:
             with unseen():
                 if result is UNTOLD:
-                    call.slots.append(ApiSlot(name="output.0", role="output", missing=NO_RESULT))
+                    call.slots.append(WrittenSlot(name="output.0", role="output", missing=NO_RESULT))
                 else:
                     call.take_results(result)
                 call.close()

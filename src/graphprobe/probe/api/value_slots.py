@@ -41,7 +41,7 @@ from graphprobe.internals.tensors import (
 from graphprobe.probe.dump.tensors import PLAIN_SCALARS, _memory, _to_host, is_capturing, leaves, scalar_of
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.api_writer import ApiWriter, Handed, RawSlot, RawValue, Slot, value_name
-from graphprobe.store.calls import ApiSlot, Holder, SlotRole
+from graphprobe.store.calls import Holder, SlotRole, WrittenSlot
 from graphprobe.store.dump_queue import Array
 
 _MANY_HELD = 65536
@@ -176,7 +176,9 @@ class Values:
             held = "parameter" if cls is _PARAMETER else self.held.holder_of(tensor, address)
         stats = known.stats
         if known.payload is None and not callable(stats):
-            return ApiSlot(name, role, known.meta, stats, None, "", False, known.missing, tensor.requires_grad, held)
+            return WrittenSlot(
+                name, role, known.meta, stats, None, "", False, known.missing, tensor.requires_grad, held
+            )
         return RawSlot(
             name, role, known.meta, stats, None, known.payload, known.sampled, known.missing, tensor.requires_grad, held
         )
@@ -388,11 +390,11 @@ def take(name: str, role: SlotRole, value: Any, slots: list[Slot], on_tensor: On
 def scalar_slot(name: str, role: SlotRole, value: Any) -> Slot:
     """The slot of what is no tensor; programs pass the same numbers and texts again and again."""
     if type(value) not in PLAIN_SCALARS or value == 0 or role != "input":  # the sign of zero is in the text alone
-        return ApiSlot(name, role, None, None, scalar_of(value))
+        return WrittenSlot(name, role, None, None, scalar_of(value))
     key = (name, type(value), value)
     found = _slots.get(key)
     if found is None:
-        found = ApiSlot(name, role, None, None, scalar_of(value))
+        found = WrittenSlot(name, role, None, None, scalar_of(value))
         if len(_slots) < 4096:
             _slots[key] = found
     return found

@@ -17,7 +17,7 @@ from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.records import TensorStats
 from graphprobe.store.calls import Scalar
 from graphprobe.store.dump_queue import Array, CopyPool
-from graphprobe.store.dump_records import Argument, Buffer, Data, DumpValue, Side
+from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side
 
 MAX_TEXT = 4096
 """Longest text kept of an argument that is no tensor, in characters."""
@@ -74,12 +74,6 @@ def _items(value: object) -> Iterable[tuple[object, object]]:
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, list | tuple) else ()
-
-
-def argument_of(name: str, value: object) -> Argument:
-    """How an argument of an op that is no tensor is kept."""
-    found = scalar_of(value)
-    return Argument(name, found.type, found.text)
 
 
 def scalar_of(value: Any) -> Scalar:
