@@ -16,7 +16,6 @@ from graphprobe.probe.formats.literals import input_metas, metas_text
 from graphprobe.store.layout import Extension, Stage
 
 CONSTANTS = "constants.safetensors"
-STEMS = ("inputs", "outputs")
 
 _MAIN = """
 def graphprobe_run():
@@ -24,7 +23,7 @@ def graphprobe_run():
 
 
 if __name__ == "__main__":
-    sys.exit(main(graphprobe_run, {metas}, __file__, {stems!r}, {problems!r}, {benchmark}))
+    sys.exit(main(graphprobe_run, {metas}, __file__, {problems!r}, {benchmark}))
 """
 
 
@@ -83,7 +82,6 @@ def output_code_source(
     tail = _MAIN.format(
         loading=loading,
         metas="METAS" if metas else "get_args",
-        stems=STEMS,
         problems=tuple(problems),
         benchmark="inductor_main" if benchmark else None,
     )
@@ -138,7 +136,7 @@ def fx_file(extension: Extension, gm: Any, *, title: str, eager: bool) -> Script
         return Script(source=fx_pbtxt(gm, title))
     from graphprobe.probe.formats.fx_py import fx_py_source
 
-    return fx_py_source(gm, title=title, stems=("inputs", "outputs"), eager=eager)
+    return fx_py_source(gm, title=title, eager=eager)
 
 
 def ir_file(
@@ -165,19 +163,6 @@ def ir_file(
         from graphprobe.probe.formats.onnx_text import ir_pbtxt
 
         return Script(source=ir_pbtxt(ir, title))
-    from graphprobe.internals.ir.scheduler_nodes import config_overrides
     from graphprobe.probe.formats.ir_py import ir_py_source
 
-    return ir_py_source(
-        graph,
-        ir,
-        title=title,
-        stage=stage,
-        config=config_overrides(),
-        is_inference=bool(options.get("is_inference")),
-        is_backward=bool(options.get("is_backward")),
-        static_input_idxs=tuple(options.get("static_input_idxs") or ()),
-        donated_idxs=tuple(donated),
-        inputs=examples,
-        stems=("inputs", "outputs"),
-    )
+    return ir_py_source(graph, ir, title=title, stage=stage, options=options, donated_idxs=donated, inputs=examples)

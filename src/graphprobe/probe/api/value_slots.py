@@ -7,6 +7,7 @@ Parameters, buffers and leaves are state; the rest is data, or a result.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -245,19 +246,13 @@ class Values:
         held: Holder = self._special_holder(tensor) if role == "input" else ""
         try:
             with quiet():
-                if is_wrapped(tensor):
-                    tensor, note = physical(tensor)
-                    if note and note not in self.notes:
-                        self.notes.append(note)
-                    with without_transforms():
-                        meta = meta_of(tensor)
-                        found = self._look(readable(tensor))
-                else:
-                    local, note = local_of(tensor)
-                    if note and note not in self.notes:
-                        self.notes.append(note)
-                    meta = meta_of(local)
-                    found = self._look(readable(local))
+                transformed = is_wrapped(tensor)
+                inner, note = physical(tensor) if transformed else local_of(tensor)
+                if note and note not in self.notes:
+                    self.notes.append(note)
+                with without_transforms() if transformed else contextlib.nullcontext():
+                    meta = meta_of(inner)
+                    found = self._look(readable(inner))
         except Exception as error:
             return RawSlot(name, role, meta, missing=_why(error), requires_grad=requires_grad, held=held)
         return RawSlot(name, role, meta, found[0], None, found[1], found[2], found[3], requires_grad, held)
