@@ -59,17 +59,13 @@ class LoadedValue:
             raise ArtifactNotFoundError(f"{self._file.path} has no values of {self.slot.name}: {why}")
         return np.array(self._file.raw(self.slot.name))
 
-    def bits(self) -> Array:
-        """In numpy's own dtype; as unsigned integers of the item size for a dtype that numpy lacks."""
-        return bits_from_bytes(self.raw(), self.meta.dtype, self.meta.shape)
-
     def array(self) -> Array:
         """The values, of the tensor's shape; in the next wider dtype where numpy lacks theirs, see `conversion`."""
         return self.array_and_conversion()[0]
 
     def array_and_conversion(self) -> tuple[Array, str]:
         """`array()`, and in words what it does to the dtype: empty where it keeps it."""
-        return widened(self.bits(), self.meta.dtype)
+        return widened(bits_from_bytes(self.raw(), self.meta.dtype, self.meta.shape), self.meta.dtype)
 
 
 class DumpedOp:

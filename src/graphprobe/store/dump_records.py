@@ -23,7 +23,6 @@ DUMP_SCHEMA = 1
 
 Engine = Literal["kernel", "interpreter", "eager"]
 Side = Literal["input", "output"]
-WhenFull = Literal["block", "drop"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 Data: TypeAlias = Buffer | Callable[[], Buffer]
@@ -132,7 +131,6 @@ class DumpManifest(DumpedManifest, kw_only=True):
         engine: of the plan; each record names the one that spoke.
         statistics: columns of `stats.csv` that are filled.
         ops: executions written. `collected_files` and `collected_bytes` count files and bytes.
-        when_full: what happens when the queue has no room: the program waits, or the op is dropped.
         queue_bytes, queue_ops: bounds of the queue; 0 bytes is no queue, each op is written before the program goes on.
     """
 
@@ -140,7 +138,6 @@ class DumpManifest(DumpedManifest, kw_only=True):
     engine: str
     statistics: list[str] = msgspec.field(default_factory=list)
     ops: int = 0
-    when_full: WhenFull = "block"
     queue_bytes: int = 0
     queue_ops: int = 0
 

@@ -17,7 +17,7 @@ from graphprobe.settings import text_from_size
 from graphprobe.store import layout
 from graphprobe.store.files import WrittenFile, digest_from_bytes, folder_below, replace_file
 from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, LiveWriter, making
-from graphprobe.store.schema import encode_event
+from graphprobe.store.schema import json_from_value
 
 _FOLDER_ATTEMPTS = 1000
 
@@ -141,7 +141,7 @@ class RunWriter(LiveWriter[Manifest]):
                     fields |= {"path": file.path, "size_bytes": file.size_bytes, "digest": file.digest}
                 fields = {"time_ns": time.time_ns(), **fields}
                 event = Event(seq=self._seq, where=where, kind=kind, name=name, **fields)
-                line = encode_event(event)
+                line = json_from_value(event) + b"\n"
                 if self._refuses("event line", name, len(line)):
                     return None
                 with self._paid(len(line)):
