@@ -132,7 +132,7 @@ def f(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("where", ["dump_value", "argument_of", "stream_of"])
+@pytest.mark.parametrize("where", ["dump_value", "scalar_of", "stream_of"])
 def test_a_recorder_that_raises_is_detached(
     backend: str, where: str, dumping: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

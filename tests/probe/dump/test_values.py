@@ -11,7 +11,7 @@ import torch
 from graphprobe.engine.tensor_stats import stats_of
 from graphprobe.probe.dump import recorder
 from graphprobe.probe.dump.recorder import StatsMemo
-from graphprobe.probe.dump.tensors import MAX_TEXT, argument_of, slots_from_inputs, slots_from_outputs
+from graphprobe.probe.dump.tensors import MAX_TEXT, scalar_of, slots_from_inputs, slots_from_outputs
 from graphprobe.records import TensorMeta
 from graphprobe.store import DumpedOp
 
@@ -235,10 +235,10 @@ def test_slots_of_inputs_and_outputs() -> None:
 
 
 def test_texts_of_arguments() -> None:
-    told = [(one.type, one.text) for one in (argument_of("input.1", value) for value in (None, -0.0, float("nan")))]
+    told = [(one.type, one.text) for one in (scalar_of(value) for value in (None, -0.0, float("nan")))]
     assert told == [("NoneType", "None"), ("float", "-0.0"), ("float", "nan")]
-    assert argument_of("input.1", [torch.float32, (1,)]).text == "[torch.float32, (1,)]"
-    long = argument_of("input.1", "x" * 10_000).text
+    assert scalar_of([torch.float32, (1,)]).text == "[torch.float32, (1,)]"
+    long = scalar_of("x" * 10_000).text
     assert long.endswith("… (10002 characters)")
     assert len(long) < MAX_TEXT + 30
-    assert argument_of("input.1", object()).text == "<builtins.object>"
+    assert scalar_of(object()).text == "<builtins.object>"
