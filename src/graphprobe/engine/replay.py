@@ -22,7 +22,6 @@ import torch
 
 UNCHANGED = object()
 SCRATCH = object()
-Metas = Sequence[Any] | Callable[[], list[Any]]
 
 
 def say(text: str) -> None:
@@ -193,7 +192,7 @@ def check(expected: Sequence[Any], got: Any, label: str) -> int:
     return bad
 
 
-def replay(run: Callable[[list[Any]], Any], metas: Metas, folder: Path, eager: bool) -> int:
+def replay(run: Callable[[list[Any]], Any], metas: Sequence[Any], folder: Path, eager: bool) -> int:
     """Runs once on the saved inputs, or on made-up ones, and returns the exit code: 0 equal or nothing to compare, 1.
 
     Graphs after AOTAutograd hold their own gradients and casts; an `eager` one runs under the recorded autocast.
@@ -201,7 +200,7 @@ def replay(run: Callable[[list[Any]], Any], metas: Metas, folder: Path, eager: b
     saved = load(folder, "inputs")
     if saved is None:
         torch.manual_seed(0)
-        args = metas() if callable(metas) else [synthetic(meta) for meta in metas]
+        args = [synthetic(meta) for meta in metas]
         say(f"no inputs.safetensors in {folder}: {len(args)} inputs made from recorded shapes, seed 0")
         with torch.set_grad_enabled(eager):
             outputs = run(list(args))
@@ -238,7 +237,7 @@ def replay(run: Callable[[list[Any]], Any], metas: Metas, folder: Path, eager: b
 
 def main(
     make_run: Callable[[], Callable[[list[Any]], Any]],
-    metas: Metas,
+    metas: Sequence[Any],
     file: str,
     problems: Sequence[str] = (),
     benchmark: Callable[[], Any] | None = None,
