@@ -311,10 +311,9 @@ STATISTICS = {
     "Positive Inf": "positive_inf",
     "L2norm": "l2",
 }
-"""What a dump of graphs can be asked for, and the field of `TensorStats`; in the order of the columns of `stats.csv`.
+"""What a dump of graphs can be asked for, in the order of the columns of `stats.csv`, and the field of `TensorStats`.
 
-A new statistic is a field and a row here, and a sum in the kernels: `native/stats.h` and `numerics/stats_numpy`, which
-also say how the sums of two parts are merged, and `engine/tensor_stats` for devices.
+A new one is a field, a row here, and a sum and its merge in `native/stats.h`, `stats_numpy` and `tensor_stats`.
 """
 
 
