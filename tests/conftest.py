@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,14 @@ def _usable_instructions(cache: pytest.Cache | None) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+def damaged(run: Any) -> list[str]:
+    """The files of a run that are gone, or are not what their events say."""
+    told = {event.path: event.digest for event in run.artifacts().values() if event.digest is not None}
+    there = {path: run.tool_dir / path for path in told if (run.tool_dir / path).is_file()}
+    found = {path: blake2b(file.read_bytes(), digest_size=16).hexdigest() for path, file in there.items()}
+    return sorted(path for path, digest in told.items() if found.get(path) != digest)
 
 
 def _runner(executable: str) -> Callable[..., Finished]:

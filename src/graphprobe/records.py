@@ -311,6 +311,21 @@ class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: str = ""
 
 
+STATISTICS = {
+    "Max": "max",
+    "Min": "min",
+    "Avg": "mean",
+    "Nan": "nan",
+    "Negative Inf": "negative_inf",
+    "Positive Inf": "positive_inf",
+    "L2norm": "l2",
+}
+"""What a dump of graphs can be asked for, in the order of the columns of `stats.csv`, and the field of `TensorStats`.
+
+A new one is a field, a row here, and a sum and its merge in `native/stats.h`, `stats_numpy` and `tensor_stats`.
+"""
+
+
 class SettingValue(msgspec.Struct, frozen=True):
     """A setting as it was in force, and who set it: `argument`, `context`, `file:<path>`, `env:<NAME>`, `default`."""
 

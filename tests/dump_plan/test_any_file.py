@@ -14,10 +14,11 @@ from conftest import module_at
 from dump_plan.test_document import ACCEPTED, REFUSED
 from dump_plan.test_options import FORBIDDEN
 from graphprobe.compiler_config import CompilerConfig
-from graphprobe.dump_plan import STATS, ModelEntry, WatchEntry, plan_from
+from graphprobe.dump_plan import ModelEntry, WatchEntry, plan_from
 from graphprobe.dump_plan.document import schema
 from graphprobe.dump_plan.options import BY_NAME, checked_option
 from graphprobe.errors import DumpConfigError, SettingError
+from graphprobe.records import STATISTICS
 from graphprobe.select import layers_from_list
 
 KINDS = {"type", "choice", "value", "syntax", "conflict"}
@@ -203,7 +204,7 @@ def test_every_option(tmp_path: Path, way: str) -> None:
             getattr(config.dump_config, name).value = value
     plan = config.dump_config.plan(environ={})
     assert plan.enabled and plan.quant_dumpable
-    assert (plan.mode, plan.data, plan.stats, plan.path) == ("all", "stats", STATS, str(tmp_path))
+    assert (plan.mode, plan.data, plan.stats, plan.path) == ("all", "stats", tuple(STATISTICS), str(tmp_path))
     assert plan.steps is not None and plan.steps.ranges == ((0, 1),)
     assert plan.models == (ModelEntry(layers=layers_from_list(["Add_1Mul_1", "Add2"]), where="dump_config.dump_layer"),)
     assert plan.warnings == (

@@ -9,6 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.passes.split_module import split_module
 
 import graphprobe
+from conftest import damaged
 from graphprobe.store import Run, layout
 
 THREE = [(torch.sin, "aten.sin"), (torch.cos, "aten.cos"), (torch.tanh, "aten.tanh")]
@@ -66,7 +67,7 @@ def test_each_piece_has_its_forward_and_its_backward(tmp_path: Path) -> None:
     # They are compiled in the other order; each is beside its own forward.
     for op, backward in zip(("cos", "sin", "tanh_backward"), texts(run, "backward/graph"), strict=True):
         assert f"aten.{op}.default" in backward
-    assert not run.verify() and not run.manifest.missing
+    assert damaged(run) == [] and run.manifest.missing == []
 
 
 @pytest.mark.slow
@@ -82,4 +83,4 @@ def test_no_file_of_inductor_takes_the_place_of_another_pieces(tmp_path: Path) -
     for name in ("original", "optimized", "ops"):
         assert len(set(texts(run, f"forward/{name}"))) == 3
     assert "unobserved_changes" not in run.tool_dir.joinpath(layout.EVENTS).read_text()
-    assert not run.verify() and not run.manifest.missing
+    assert damaged(run) == [] and run.manifest.missing == []

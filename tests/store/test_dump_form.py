@@ -11,42 +11,44 @@ from typing import Any
 import msgspec
 import pytest
 
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorMeta, TensorStats
 from graphprobe.store import dump_queue, dump_records, manifest
+from graphprobe.store.calls import Scalar, WrittenSlot
 from graphprobe.store.dump_format import OpForm, RowForm, columns_of, encode_place, encode_rows, format_from_meta
 from graphprobe.store.dump_queue import BATCH
 from graphprobe.store.dump_reader import open_dump
-from graphprobe.store.dump_records import STAT_FIELDS, Argument, DumpRecord, DumpValue, OpInfo, Place, Slot
+from graphprobe.store.dump_records import DumpRecord, DumpValue, OpInfo, Place
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.manifest import AppendFile
 from graphprobe.store.schema import json_from_value
 from store.dump_helpers import OP, PLACE, new_writer
 
 SLOTS = (
-    Slot("input.0", "input", TensorMeta("float32", (2, 3), (3, 1))),
-    Slot("output.0", "output", TensorMeta("bool", ())),
+    WrittenSlot("input.0", "input", TensorMeta("float32", (2, 3), (3, 1))),
+    WrittenSlot("output.0", "output", TensorMeta("bool", ())),
 )
+SCALAR = WrittenSlot("arg.2", "input", scalar=Scalar("int", "3"))
 HOSTILE = '"a",\n\udcff\\'
 STATS = (TensorStats(6, min=-0.1, max=1e300, mean=1 / 3, l2=float("inf"), nan=1, digest="00ff"), TensorStats(1))
 
 
 @pytest.mark.parametrize("stream_id", [0, 7])
-@pytest.mark.parametrize("arguments", [(), (Argument("arg.2", "int", "3"),)])
+@pytest.mark.parametrize("scalars", [(), (SCALAR,)])
 @pytest.mark.parametrize("notes", [(), ("a note", HOSTILE)])
 @pytest.mark.parametrize(
     "op",
     [OP, OpInfo(op_type=HOSTILE, op_name=HOSTILE, engine="kernel", perturbs=True, source=HOSTILE)],
     ids=["op", "x"],
 )
-def test_a_line_and_its_rows(stream_id: int, arguments: Any, notes: Any, op: OpInfo) -> None:
-    form = OpForm(op, SLOTS, arguments, notes)
-    for wanted in ([*STAT_FIELDS], ["Max"], []):
-        columns = columns_of(wanted)  # type: ignore[arg-type]
+def test_a_line_and_its_rows(stream_id: int, scalars: Any, notes: Any, op: OpInfo) -> None:
+    form = OpForm(op, (*SLOTS, *scalars), notes)
+    for wanted in ([*STATISTICS], ["Max"], []):
+        columns = columns_of(wanted)
         for seq, place in ((0, PLACE), (12, Place(model_name=HOSTILE, model_id=0, data_index=1, device_id=2))):
             file = f"{dump_records.data_folder(place)}/stats.csv".encode(errors="replace").decode()
             record = DumpRecord(
-                seq=seq, time_us=99, op=op, place=place, file=file, stream_id=stream_id, slots=SLOTS,
-                arguments=arguments, notes=notes,
+                seq=seq, time_us=99, op=op, place=place, file=file, stream_id=stream_id,
+                slots=(*SLOTS, *scalars), notes=notes,
             )  # fmt: skip
             line, rows = form.encode(seq, 99, stream_id, encode_place(place, file), STATS, columns)
             assert line.endswith(b"}\n") and line.count(b"\n") == 1
@@ -57,15 +59,15 @@ def test_a_line_and_its_rows(stream_id: int, arguments: Any, notes: Any, op: OpI
             ]
 
 
-def row_of(record: DumpRecord, slot: Slot, stats: TensorStats, wanted: list[str]) -> bytes:
+def row_of(record: DumpRecord, slot: WrittenSlot, stats: TensorStats, wanted: list[str]) -> bytes:
     """A row as the csv module writes it; line ends are spelt out before."""
     texts = (record.op.op_type, record.op.op_name, record.op.source)
     op_type, op_name, source = (text.replace("\r", "\\r").replace("\n", "\\n") for text in texts)
-    numbers = [getattr(stats, field) if name in wanted else None for name, field in STAT_FIELDS.items()]
+    numbers = [getattr(stats, field) if name in wanted else None for name, field in STATISTICS.items()]
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator="").writerow(
         [
-            op_type, op_name, record.seq, record.stream_id, record.time_us, slot.side, slot.name, slot.meta.dtype,
+            op_type, op_name, record.seq, record.stream_id, record.time_us, slot.role, slot.name, slot.meta.dtype,
             format_from_meta(slot.meta), slot.meta.shape, *numbers, source, record.op.engine, stats.digest,
         ]
     )  # fmt: skip
@@ -95,14 +97,14 @@ def test_forms_and_single_values_give_the_same_files(tmp_path: Path) -> None:
     found = []
     for name, queue_bytes in (("form", 1 << 20), ("single", 1 << 20), ("plain", 0)):
         writer = new_writer(tmp_path / name, queue_bytes=queue_bytes)
-        form = OpForm(OP, SLOTS, (Argument("arg.2", "int", "3"),), ("a note",))
+        form = OpForm(OP, (*SLOTS, SCALAR), ("a note",))
         for index in range(150):
             place = Place(model_name="m", model_id=0, data_index=index // 40)
             if name == "form":
                 assert writer.submit_form(form, place, stats=STATS) == index
             else:
-                values = [DumpValue(s.name, s.side, s.meta, stats=t) for s, t in zip(SLOTS, STATS, strict=True)]
-                writer.submit(OP, place, values, arguments=form.arguments, notes=form.notes)
+                values = [DumpValue(s.name, s.role, s.meta, stats=t) for s, t in zip(SLOTS, STATS, strict=True)]
+                writer.submit(OP, place, values, scalars=[SCALAR], notes=form.notes)
         writer.close()
         assert writer.manifest.missing == [] and writer.manifest.ops == 150
         (folder,) = open_dump(tmp_path / name).folders

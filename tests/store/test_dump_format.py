@@ -13,11 +13,12 @@ from safetensors.numpy import save_file
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.probe.dump.tensors import dump_value
 from graphprobe.records import TensorMeta
+from graphprobe.store.calls import Scalar, WrittenSlot
 from graphprobe.store.dump_dtypes import STORED_DTYPES
 from graphprobe.store.dump_format import OpFile, numbers_text
 from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_reader import DumpedOp, open_dump
-from graphprobe.store.dump_records import Argument, DumpValue, view_from_buffer
+from graphprobe.store.dump_records import DumpValue, view_from_buffer
 from store.dump_helpers import OP, PLACE, new_writer, value
 
 PACKED = "float4_e2m1fn_x2"
@@ -120,18 +121,21 @@ def test_the_record_tells_everything(tmp_path: Path) -> None:
         DumpValue("kwarg.out", "output", TensorMeta("float32", (2,)), lambda: np.ones(2, np.float32)),
         DumpValue("output.0", "output", TensorMeta("float32", (7,), (1,), "cuda:1")),
     ]
-    arguments = [Argument("input.1", "NoneType", "None"), Argument("kwarg.eps", "float", "nan")]
-    op = dumped(tmp_path, values, arguments=arguments, notes=["output.0 is input.0"], stream_id=3, time_ns=1234567890)
+    scalars = [
+        WrittenSlot("input.1", "input", scalar=Scalar("NoneType", "None")),
+        WrittenSlot("kwarg.eps", "input", scalar=Scalar("float", "nan")),
+    ]
+    op = dumped(tmp_path, values, scalars=scalars, notes=["output.0 is input.0"], stream_id=3, time_ns=1234567890)
     record = op.record
     assert (record.seq, record.time_us, record.op, record.place, record.stream_id) == (0, 1234567, OP, PLACE, 3)
     assert record.file == "0/ResNet-50/1/0/add.add_1.0.1234567"
-    assert record.arguments == tuple(arguments)
+    assert record.slots[3:] == tuple(scalars)
     assert record.notes == ("output.0 is input.0",)
     assert record.slots[0].meta == TensorMeta("float32", (4, 3), (1, 4))
-    assert [(slot.name, slot.side, slot.stored, slot.size_bytes) for slot in record.slots] == [
-        ("input.0", "input", "F32", 48),
-        ("kwarg.out", "output", "F32", 8),
-        ("output.0", "output", None, 0),
+    assert [(slot.name, slot.role, slot.value) for slot in record.slots[:3]] == [
+        ("input.0", "input", "input.0"),
+        ("kwarg.out", "output", "kwarg.out"),
+        ("output.0", "output", ""),
     ]
     loaded = op.values()
     np.testing.assert_array_equal(loaded["input.0"].array(), base.t().numpy())
@@ -210,10 +214,18 @@ def test_the_text_of_numbers_around_powers_of_ten_and_two() -> None:
 
 @pytest.mark.parametrize("stats", [False, True])
 @pytest.mark.parametrize(
-    ("layout", "why"), [("sparse", "layout torch.sparse_coo"), ("meta", "fake or on the meta device")]
+    ("layout", "why"),
+    [
+        ("sparse", "layout torch.sparse_coo"),
+        ("meta", "fake or on the meta device"),
+        ("emptied", "its storage has 0 bytes"),
+    ],
 )
 def test_what_has_no_memory_says_so(layout: str, why: str, stats: bool) -> None:
-    x = torch.eye(3).to_sparse() if layout == "sparse" else torch.empty(3, 3, device="meta")
+    x = torch.empty(3, 3, device="meta") if layout == "meta" else torch.eye(3)
+    x = x.to_sparse() if layout == "sparse" else x
+    if layout == "emptied":  # as FSDP leaves a parameter between two uses
+        x.untyped_storage().resize_(0)
     value = dump_value("input.0", "input", x, stats=stats, pool=CopyPool(0))
     assert callable(value.data) and value.meta.shape == (3, 3)
     with pytest.raises(Exception, match=why):

@@ -9,9 +9,9 @@ from compare.made import MemoryDump, call, tensor
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
-from graphprobe.store.calls import CallSlot, WithStatistics
+from graphprobe.store.calls import CallSlot, Scalar, WithStatistics, WrittenSlot
 from graphprobe.store.dump_reader import GraphCalls, is_graph_dump, open_dump
-from graphprobe.store.dump_records import INDEX, Argument, DumpValue, Place
+from graphprobe.store.dump_records import INDEX, DumpValue, Place
 from store.dump_helpers import OP, new_manifest, new_run, new_writer, value
 
 META = TensorMeta("float32", (1,))
@@ -145,7 +145,9 @@ def test_values(tmp_path: Path) -> None:
     for step in (4, 4, 7):
         place = Place(model_name="m", model_id=0, data_index=step, step=step)
         arrays = [value("input.0", np.arange(3.0) + step), value("output.0", np.float32([[1, 2]]))]
-        writer.submit(OP, place, arrays, arguments=[Argument("input.1", "float", "1.5")], notes=["cut"])
+        writer.submit(
+            OP, place, arrays, scalars=[WrittenSlot("input.1", "input", scalar=Scalar("float", "1.5"))], notes=["cut"]
+        )
     writer.close()
     assert is_graph_dump(tmp_path / "d") and not is_graph_dump(tmp_path / "other")
     dump = open_dump(tmp_path / "d")

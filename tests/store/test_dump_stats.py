@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorMeta, TensorStats
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.dump_convert import write_text
 from graphprobe.store.dump_format import COLUMNS, HEADER, OpForm, StatsRow, columns_of, format_from_meta, read_stats
 from graphprobe.store.dump_reader import open_dump
-from graphprobe.store.dump_records import STAT_FIELDS, DumpRecord, DumpValue, Slot
+from graphprobe.store.dump_records import DumpRecord, DumpValue
 from store.dump_helpers import OP, PLACE, new_manifest, new_writer
 
 STATS = TensorStats(
@@ -24,11 +25,11 @@ STATS = TensorStats(
 )
 META = TensorMeta("bfloat16", (2, 3, 4))
 RECORD = DumpRecord(seq=7, time_us=1234567, op=OP, place=PLACE, file="0/m/0/0/stats.csv", stream_id=2)
-SLOT = Slot("output.0", "output", META)
+SLOT = WrittenSlot("output.0", "output", META)
 
 
-def row_of(record: DumpRecord, slot: Slot, stats: TensorStats) -> bytes:
-    columns = columns_of(STAT_FIELDS)
+def row_of(record: DumpRecord, slot: WrittenSlot, stats: TensorStats) -> bytes:
+    columns = columns_of(STATISTICS)
     return OpForm(record.op, [slot]).encode(record.seq, record.time_us, record.stream_id, b"", (stats,), columns)[1]
 
 
@@ -87,7 +88,7 @@ def test_any_text_and_any_number(
     for name, source, number, shape in cases:
         op = msgspec.structs.replace(OP, op_name=name, source=source)
         record = msgspec.structs.replace(RECORD, op=op)
-        slot = Slot("output.0", "output", TensorMeta("float32", shape))
+        slot = WrittenSlot("output.0", "output", TensorMeta("float32", shape))
         data += row_of(record, slot, TensorStats(3, max=number, min=number))
     path.write_bytes(data)
     rows, problems = rows_of(path)

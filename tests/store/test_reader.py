@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 import pytest
 
+from conftest import damaged
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import SCHEMA_VERSION, Direction, Event, Manifest, Where
 from graphprobe.store import layout, schema
@@ -112,7 +113,7 @@ def test_models_and_directions(run: Run) -> None:
     assert second.compile == {}
     assert run.state == "finished"
     assert run.problems == []
-    assert run.verify() == []
+    assert damaged(run) == []
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,10 @@ def test_a_pass_whose_file_was_not_written(tmp_path: Path) -> None:
         Run.open(tmp_path).before_and_after("fuse")
 
 
-def test_verify_sees_what_changed_and_what_is_gone(run: Run) -> None:
+def test_digests_tell_what_changed_and_what_is_gone(run: Run) -> None:
     (run.tool_dir / layout.code_file(Where(model=0, direction="forward"))).write_text("Code")
     (run.tool_dir / layout.ops_file(Where(model=0, direction="forward"))).unlink()
-    assert [(found.path, found.problem) for found in run.verify()] == [
-        ("model__0/forward/output_code.py", "changed"),
-        ("model__0/forward/captured_ops.json", "missing"),
-    ]
+    assert damaged(run) == ["model__0/forward/captured_ops.json", "model__0/forward/output_code.py"]
     with pytest.raises(ArtifactNotFoundError, match="No such file"):
         run.text(run.find("ops"))
 

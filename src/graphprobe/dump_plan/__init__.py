@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from graphprobe.dump_plan.build import plan_from
 from graphprobe.dump_plan.plan import (
-    STATS,
     Blacklisted,
     Chosen,
     DumpPlan,
@@ -16,7 +15,6 @@ from graphprobe.dump_plan.plan import (
 )
 
 __all__ = [
-    "STATS",
     "Blacklisted",
     "Chosen",
     "DumpPlan",

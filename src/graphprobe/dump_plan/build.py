@@ -10,9 +10,10 @@ import msgspec
 
 from graphprobe.dump_plan.document import DUMP, Given, read_document, refuse_conflicts
 from graphprobe.dump_plan.options import BY_NAME, OPTIONS, checked_option, directory_fault, path_hint
-from graphprobe.dump_plan.plan import STATS, DumpPlan, ModelEntry, model_entries, watch_entries
+from graphprobe.dump_plan.plan import DumpPlan, ModelEntry, model_entries, watch_entries
 from graphprobe.dump_plan.shapes import JsonPlace, shown, value_fault
 from graphprobe.errors import SettingError
+from graphprobe.records import STATISTICS
 from graphprobe.select import layers_from_list, layers_from_text, steps_from_text
 from graphprobe.settings.option import from_environment, only_given
 
@@ -112,7 +113,7 @@ def _plan(given: Mapping[str, Given], file: str, *, in_run: bool) -> DumpPlan:
         engine=value("engine"),
         mode="output" if watch else value("dump_mode"),
         data=value("dump_data"),
-        stats=STATS if stats is None else tuple(name for name in STATS if name in stats),
+        stats=tuple(name for name in STATISTICS if stats is None or name in stats),
         path=_path(given.get("dump_path"), file, touch=value("enable_dump"), in_run=in_run),
         steps=None if value("dump_step") is None else steps_from_text(value("dump_step")),
         models=_models(given, watches=bool(watch), others=overflow or exceptions),

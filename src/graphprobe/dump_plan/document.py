@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from graphprobe.dump_plan.options import OPTIONS, SWITCH, file_fault, path_hint
-from graphprobe.dump_plan.plan import DATA, MODES, POSITION, STATS
+from graphprobe.dump_plan.plan import DATA, MODES, POSITION
 from graphprobe.dump_plan.shapes import (
     Choice,
     Items,
@@ -29,6 +29,7 @@ from graphprobe.dump_plan.shapes import (
     value_fault,
 )
 from graphprobe.errors import SettingError
+from graphprobe.records import STATISTICS
 from graphprobe.select import steps_from_text
 from graphprobe.select.matching import token_from_text
 
@@ -223,7 +224,7 @@ DUMP = TableShape(
         "dump_list": Key(Items(_ENTRY, empty=True), "what of which models; left out, everything of every model"),
         "dump_mode": Key(Choice(MODES), "which side of an op is kept"),
         "dump_data": Key(Choice(DATA), "the values, or their statistics"),
-        "dump_stats": Key(Items(Choice(STATS), same=str), "which statistics; left out, all"),
+        "dump_stats": Key(Items(Choice(tuple(STATISTICS)), same=str), "which statistics; left out, all"),
         "dump_step": Key(
             TextShape(steps_from_text, r"^[0-9]+(-[0-9]+)?(\|[0-9]+(-[0-9]+)?)*$"),
             "which steps: 0|3-5|10; left out, all",

@@ -23,12 +23,10 @@ Engine = Literal["kernel", "interpreter"]
 Mode = Literal["input", "output", "all"]
 Data = Literal["tensor", "stats"]
 Side = Literal["input", "output"]
-Stat = Literal["Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm"]
 
 ENGINES: tuple[Engine, ...] = ("kernel", "interpreter")
 MODES: tuple[Mode, ...] = ("input", "output", "all")
 DATA: tuple[Data, ...] = ("tensor", "stats")
-STATS: tuple[Stat, ...] = ("Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm")
 
 POSITION = re.compile(r"(input|output)([0-9]{1,6})?", re.ASCII)
 """An input or output of an op: `input0`, or `input` for all of them."""
@@ -113,7 +111,7 @@ class DumpPlan(msgspec.Struct, frozen=True, kw_only=True):
         engine: None lets the backend choose: `kernel` for Inductor, `interpreter` for what generates no code.
         mode: which side of an op is kept.
         data: the values, or their statistics.
-        stats: columns of the statistics that are filled, in the order of `STATS`.
+        stats: columns of the statistics that are filled, in the order of `STATISTICS`.
         path: absolute; when the plan is enabled it was a directory that could be read and written.
         steps: None is every step.
         models: the dump of models; empty when only other kinds of dump are on.
@@ -133,7 +131,7 @@ class DumpPlan(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine | None
     mode: Mode
     data: Data
-    stats: tuple[Stat, ...]
+    stats: tuple[str, ...]
     path: str
     steps: StepSelection | None
     models: tuple[ModelEntry, ...]

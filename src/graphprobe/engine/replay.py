@@ -22,7 +22,6 @@ import torch
 
 UNCHANGED = object()
 SCRATCH = object()
-Metas = Sequence[Any] | Callable[[], list[Any]]
 
 
 def say(text: str) -> None:
@@ -193,16 +192,16 @@ def check(expected: Sequence[Any], got: Any, label: str) -> int:
     return bad
 
 
-def replay(run: Callable[[list[Any]], Any], metas: Metas, folder: Path, stems: tuple[str, str], eager: bool) -> int:
+def replay(run: Callable[[list[Any]], Any], metas: Sequence[Any], folder: Path, eager: bool) -> int:
     """Runs once on the saved inputs, or on made-up ones, and returns the exit code: 0 equal or nothing to compare, 1.
 
     Graphs after AOTAutograd hold their own gradients and casts; an `eager` one runs under the recorded autocast.
     """
-    saved = load(folder, stems[0])
+    saved = load(folder, "inputs")
     if saved is None:
         torch.manual_seed(0)
-        args = metas() if callable(metas) else [synthetic(meta) for meta in metas]
-        say(f"no {stems[0]}.safetensors in {folder}: {len(args)} inputs made from recorded shapes, seed 0")
+        args = [synthetic(meta) for meta in metas]
+        say(f"no inputs.safetensors in {folder}: {len(args)} inputs made from recorded shapes, seed 0")
         with torch.set_grad_enabled(eager):
             outputs = run(list(args))
         for i, out in enumerate(outputs if isinstance(outputs, (list, tuple)) else [outputs]):
@@ -210,7 +209,7 @@ def replay(run: Callable[[list[Any]], Any], metas: Metas, folder: Path, stems: t
         say("ran once; nothing was compared")
         return 0
     args = restore_all(*saved)
-    recorded = load(folder, stems[1])
+    recorded = load(folder, "outputs")
     set_state(*saved)
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.set_grad_enabled(eager))
@@ -219,7 +218,7 @@ def replay(run: Callable[[list[Any]], Any], metas: Metas, folder: Path, stems: t
         outputs = run(list(args))
     got = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     if recorded is None:
-        say(f"ran on the saved inputs, {len(got)} outputs; no {stems[1]}.safetensors, so nothing was compared")
+        say(f"ran on the saved inputs, {len(got)} outputs; no outputs.safetensors, so nothing was compared")
         return 0
     expected, after = [*restore_all(*recorded), []][:2]
     if len(expected) != len(got):
@@ -238,17 +237,16 @@ def replay(run: Callable[[list[Any]], Any], metas: Metas, folder: Path, stems: t
 
 def main(
     make_run: Callable[[], Callable[[list[Any]], Any]],
-    metas: Metas,
+    metas: Sequence[Any],
     file: str,
-    stems: tuple[str, str],
     problems: Sequence[str] = (),
     benchmark: Callable[[], Any] | None = None,
     eager: bool = False,
 ) -> int:
     """A generated script from its command line to its exit code: 0 equal, 1 different, 125 could not decide."""
-    here = Path(file).resolve()
+    folder = Path(file).resolve().parent
     parser = argparse.ArgumentParser(description="Runs what this file holds and compares with what was recorded.")
-    parser.add_argument("--inputs", metavar="DIR", type=Path, default=here.parent, help="folder of the saved values")
+    parser.add_argument("--inputs", metavar="DIR", type=Path, default=folder, help="folder of the saved values")
     parser.add_argument("--import", metavar="MODULE", dest="modules", action="append", default=[], help="import first")
     if benchmark is not None:
         parser.add_argument("--benchmark", action="store_true", help="run the generated benchmark instead")
@@ -261,8 +259,7 @@ def main(
         if benchmark is not None and options.benchmark:
             benchmark()
             return 0
-        names = (stems[0].format(stem=here.stem), stems[1].format(stem=here.stem))
-        return replay(make_run(), metas, options.inputs, names, eager)
+        return replay(make_run(), metas, options.inputs, eager)
     except Undecided as reason:
         say(f"cannot run in this process: {reason}")
     except Exception:

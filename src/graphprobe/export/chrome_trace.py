@@ -91,7 +91,7 @@ def export_dump(dump: GraphCalls, file: Path) -> int:
             module=record.op.module,
             source=record.op.source,
             fx_nodes=list(record.op.fx_nodes),
-            slots=[f"{slot.name} {slot.meta.dtype}{list(slot.meta.shape)}" for slot in record.slots],
+            slots=[f"{s.name} {s.meta.dtype}{list(s.meta.shape)}" for s in record.slots if s.meta is not None],
             step=record.place.step,
         )
         at_us, tid = record.time_us - origin_us, named_rows[rank, row]

@@ -224,12 +224,12 @@ def observe_pass(gm: Any, name: str, *, phase: str | None = None, subsystem: str
     frame = Frame(here.token, direction, phase or here.phase or "user_passes", here.subgraph)
     to = Subscriber(session)
     started = to.tell(f"pass {name}", lambda: session.pass_begins(frame, gm, name, subsystem), None)
+    failure: BaseException | None = None
     try:
         yield
     except BaseException as error:
         failure = error
+        raise
+    finally:
         if started is not None:
             to.tell(f"pass {name}", lambda: session.pass_ends(frame, gm, name, started, failure), None)
-        raise
-    if started is not None:
-        to.tell(f"pass {name}", lambda: session.pass_ends(frame, gm, name, started, None), None)

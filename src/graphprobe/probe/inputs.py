@@ -1,4 +1,4 @@
-"""Keeps what a compiled graph was first called with, and what came out, so that its artifacts replay."""
+"""Watches the first calls of a compiled graph, and keeps what it was given and returned, so that artifacts replay."""
 
 from __future__ import annotations
 
@@ -31,50 +31,60 @@ class Owner(Protocol):
     def failed_with(self, what: str, error: BaseException) -> None: ...
 
 
-class InputSaver:
-    """Saves the first call of one compiled graph: `inputs.*` before it, `outputs.*` after it, in the graph's folder."""
+class FirstCalls:
+    """Watches calls of a compiled graph until it is `done`, one at a time: those of other threads run as ever."""
 
-    def __init__(self, owner: Owner, where: Where, *, donated: Sequence[int] = ()) -> None:
-        """`donated` are inputs that the graph may use up as scratch memory: what is left in them means nothing."""
-        self._owner, self._writer = owner, owner.writer
-        self._where = where
-        self._donated = tuple(donated)
-        self._folder = layout.graph_folder(where)
-        self._lock = threading.Lock()
-        self._done = False
+    def __init__(self) -> None:
+        self.done = False
+        self._watching = threading.Lock()
 
-    def wrap(
-        self, compiled: Callable[..., Any], *, boxed: bool | None = None, finished: Callable[[], None] | None = None
-    ) -> Callable[..., Any]:
-        """`compiled` with its calling convention kept.
-
-        `boxed` says that it takes one list, which it empties, instead of plain arguments; None goes by its own mark.
-        `finished` is called once there is nothing more to save.
-        """
-        boxed = bool(getattr(compiled, "_boxed_call", False)) if boxed is None else boxed
+    def wrap(self, compiled: Callable[..., Any], finished: Callable[[], None] = lambda: None) -> Callable[..., Any]:
+        """`compiled`, watched; `finished` is called once there is nothing more to learn."""
 
         @functools.wraps(compiled)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._done or not self._mine():
+            def go() -> Any:
                 with unseen:
                     return compiled(*args, **kwargs)
-            given = list(args[0]) if boxed else list(args)
-            before = self._before(given)
+
             with unseen:
-                outputs = compiled(*args, **kwargs)
-            if before is not None:
-                self._after(before, outputs, given)
-            if finished is not None:
-                finished()
-            return outputs
+                if self.done or not self._watching.acquire(blocking=False):
+                    return go()
+                try:
+                    return self.watch(go, args)
+                finally:
+                    self._watching.release()
+                    if self.done:
+                        finished()
 
         return run
 
-    def _mine(self) -> bool:
-        """True for one caller only."""
-        with self._lock:
-            mine, self._done = not self._done, True
-            return mine
+    def watch(self, run: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+        """Run the graph, and return what it returns; its exceptions go on to the program."""
+        raise NotImplementedError
+
+
+class InputSaver(FirstCalls):
+    """Saves the first call of one compiled graph: `inputs.*` before it, `outputs.*` after it, in the graph's folder."""
+
+    def __init__(self, owner: Owner, where: Where, *, boxed: bool, donated: Sequence[int] = ()) -> None:
+        """`boxed`: the graph takes one list, which it empties, and no plain arguments. `donated` are inputs that it may
+        use up as scratch memory: what is left in them means nothing."""
+        super().__init__()
+        self._owner, self._writer = owner, owner.writer
+        self._where = where
+        self._donated = tuple(donated)
+        self._boxed = boxed
+        self._folder = layout.graph_folder(where)
+
+    def watch(self, run: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+        self.done = True
+        given = list(args[0]) if self._boxed else list(args)
+        before = self._before(given)
+        outputs = run()
+        if before is not None:
+            self._after(before, outputs, given)
+        return outputs
 
     def _before(self, given: Sequence[object]) -> CapturedValues | None:
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,7 @@ from graphprobe.internals.inductor import inductor_taps as inductor
 from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.ir.scheduler_nodes import Cache, donated_inputs, ir_graph
 from graphprobe.internals.launches import Launch, Launching, LaunchTap
-from graphprobe.internals.unseen import unseen
-from graphprobe.probe.inputs import InputSaver, Owner
+from graphprobe.probe.inputs import FirstCalls, InputSaver, Owner
 from graphprobe.probe.pass_snapshots import Trail
 from graphprobe.probe.views import ir_file, output_code_source
 from graphprobe.records import Direction, Where
@@ -40,60 +38,37 @@ FROM_WRAPPER = "launches of the compiled wrapper, in the order in which they ran
 FROM_CAPTURE = "launches of the compiled wrapper while the stream was captured into a CUDA graph"
 
 
-def first_run(
-    compiled: Callable[..., Any],
-    finished: Callable[[], None],
-    module: tuple[ModuleType, str] | None,
-    owner: Owner,
-    where: Where,
-) -> Callable[..., Any]:
-    """`compiled`, its first call a step, with a step inside for each launch.
+class FirstRun(FirstCalls):
+    """Makes a step of the first call of one compiled graph, with a step inside for each launch."""
 
-    Args:
-        compiled: Inductor's callable for one graph.
-        finished: called when the first call has ended, however it did: `compiled` itself can take over.
-        module: the generated module and its code, whose launches are told too; None to leave them alone.
-    """
-    first, steps = threading.Lock(), owner.steps
+    def __init__(self, module: tuple[ModuleType, str] | None, owner: Owner, where: Where) -> None:
+        """`module`: the generated one and its code, whose launches are steps, too; None to leave them alone."""
+        super().__init__()
+        self._module, self._owner, self._where = module, owner, where
 
-    def begin(name: str, detail: str) -> int | None:
+    def watch(self, run: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+        self.done = True
+        tap = None if self._module is None else LaunchTap(*self._module, around=self._launch)
+        with contextlib.nullcontext() if tap is None else tap.recording():
+            return self._step("first call", "of the compiled graph", run)
+
+    def _launch(self, launching: Launching) -> Any:
+        return self._step("launch", f"{launching.name} (output_code.py:{launching.line})", launching.run)
+
+    def _step(self, name: str, detail: str, run: Callable[[], Any]) -> Any:
+        where, steps, step = self._where, self._owner.steps, None
         try:
             facts = {"model": where.model, "direction": where.direction, "compile_id": where.compile_id}
-            return steps.begin(COMPONENT, name, detail, **facts)
+            step = steps.begin(COMPONENT, name, detail, **facts)
         except Exception as error:
-            owner.failed_with("step of a launch", error)
-            return None
-
-    def around(launching: Launching) -> Any:
-        step = begin("launch", f"{launching.name} (output_code.py:{launching.line})")
+            self._owner.failed_with("step of a launch", error)
         try:
-            result = launching.run()
+            result = run()
         except BaseException as error:
             steps.end(step, error)
             raise
         steps.end(step)
         return result
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not first.acquire(blocking=False):
-            with unseen:
-                return compiled(*args, **kwargs)
-        tap = None if module is None else LaunchTap(*module, around=around)
-        step = begin("first call", "of the compiled graph")
-        try:
-            with unseen, contextlib.nullcontext() if tap is None else tap.recording():
-                result = compiled(*args, **kwargs)
-        except BaseException as error:
-            steps.end(step, error)
-            raise
-        else:
-            steps.end(step)
-            return result
-        finally:
-            finished()
-
-    run.__dict__.update(getattr(compiled, "__dict__", {}))
-    return run
 
 
 def nodes_by_launch(buffers: Sequence[Iterable[str]], nodes: Sequence[IRNode]) -> list[tuple[IRNode, ...]]:
@@ -119,60 +94,42 @@ def nodes_by_launch(buffers: Sequence[Iterable[str]], nodes: Sequence[IRNode]) -
     return found
 
 
-class LaunchRecorder:
+class LaunchRecorder(FirstCalls):
     """Records the first call of one compiled graph, and on CUDA the call during which its graph is captured."""
 
     def __init__(self, owner: Owner, where: Where, tap: LaunchTap, nodes: Sequence[IRNode], cuda: bool) -> None:
         """`nodes` are the scheduler's after fusion, for the way back from a launch to the source."""
+        super().__init__()
         self._owner, self._writer = owner, owner.writer
         self._where = where
         self._tap = tap
         self._nodes = tuple(nodes)
         self._cuda = cuda
         self._calls = 0
-        self._done = False
-        self._recording = threading.Lock()
 
-    def wrap(self, compiled: Callable[..., Any], finished: Callable[[], None]) -> Callable[..., Any]:
-        """`compiled`, recorded until there is nothing more to learn; then `finished` takes the recorder out."""
+    def watch(self, run: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+        if self._writer.closed:
+            self.done = True
+            return run()
+        self._calls += 1
+        self._tap.launches.clear()
+        try:
+            with self._tap.recording():
+                return run()
+        finally:
+            self._after_call()
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            # One call at a time: another thread's runs as it would without us.
-            if self._done or not self._recording.acquire(blocking=False):
-                with unseen:
-                    return compiled(*args, **kwargs)
-            try:
-                if self._writer.closed:
-                    self._done = True
-                    finished()
-                if self._done:
-                    with unseen:
-                        return compiled(*args, **kwargs)
-                self._calls += 1
-                self._tap.launches.clear()
-                try:
-                    with unseen, self._tap.recording():
-                        return compiled(*args, **kwargs)
-                finally:
-                    self._after_call(finished)
-            finally:
-                self._recording.release()
-
-        run.__dict__.update(getattr(compiled, "__dict__", {}))
-        return run
-
-    def _after_call(self, finished: Callable[[], None]) -> None:
+    def _after_call(self) -> None:
         try:
             launches = list(self._tap.launches)
             captured = any(launch.capturing for launch in launches)
             if self._calls == 1 or captured:
                 self._write(launches, captured)
             if captured or not self._cuda or self._calls >= MAX_CALLS:
-                self._done = True
+                self.done = True
                 self._nodes = ()
-                finished()
         except Exception as error:
-            self._done = True
+            self.done = True
             self._owner.failed_with("captured ops", error)
 
     def _write(self, launches: list[Launch], captured: bool) -> None:
@@ -312,13 +269,15 @@ class LoweringRecorder:
         if not callable(getattr(output, "current_callable", None)):
             return  # a graph without a call to compile
         plain = output.current_callable
-        saver = None
-        if self._settings.save_inputs:
-            saver = InputSaver(self._owner, self._where, donated=self._donated)
         watched: Any = plain
-        at_work: set[object] = {"steps"}
+        at_work: set[FirstCalls] = set()
 
-        def finished(part: object) -> None:
+        def watch(part: FirstCalls) -> None:
+            nonlocal watched
+            at_work.add(part)
+            watched = part.wrap(watched, lambda: finished(part))
+
+        def finished(part: FirstCalls) -> None:
             at_work.discard(part)
             if not at_work and output.current_callable is watched:
                 output.current_callable = plain
@@ -328,13 +287,10 @@ class LoweringRecorder:
         if self._settings.capture_ops and code is None:
             self._note("captured_ops: no Python wrapper module to watch (cpp_wrapper, or a graph without kernels)")
         taps = code if self._settings.capture_ops else None
-        watched = first_run(plain, lambda: finished("steps"), taps, self._owner, self._where)
+        watch(FirstRun(taps, self._owner, self._where))
         if taps is not None:
             cuda = bool(getattr(output, "device_types", set()) & {"cuda", "xpu"})
-            recorder = LaunchRecorder(self._owner, self._where, LaunchTap(*taps), nodes, cuda)
-            at_work.add(recorder)
-            watched = recorder.wrap(watched, lambda: finished(recorder))
-        if saver is not None:
-            at_work.add(saver)
-            watched = saver.wrap(watched, boxed=True, finished=lambda: finished(saver))
+            watch(LaunchRecorder(self._owner, self._where, LaunchTap(*taps), nodes, cuda))
+        if self._settings.save_inputs:
+            watch(InputSaver(self._owner, self._where, boxed=True, donated=self._donated))
         output.current_callable = watched

@@ -177,7 +177,7 @@ class ModelRecorder:
         if not self.settings.save_inputs:
             return compiled
         where = msgspec.structs.replace(self.where, direction=direction)
-        return InputSaver(self.owner, where).wrap(compiled)
+        return InputSaver(self.owner, where, boxed=getattr(compiled, "_boxed_call", False)).wrap(compiled)
 
     def _backend_graph(self, direction: Direction, gm: Any, stage: layout.Stage) -> None:
         """The graph of a backend without an IR of its own, in the form that was asked for."""

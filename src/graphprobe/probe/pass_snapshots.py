@@ -82,7 +82,7 @@ class Trail:
         self._started: Any = None
         self._told: set[tuple[int, str]] = set()
 
-    def graph(self, gm: Any, *, phase: str, text: str | None = None) -> None:
+    def graph(self, gm: Any, *, phase: str) -> None:
         """The graph itself; the second time only what changed since is written."""
         with self._lock:
             first = self._root is None
@@ -91,7 +91,7 @@ class Trail:
                 self._catch_up(gm, None, phase)
                 return
             self._watch(None).look(gm)
-            snapshot = self._snapshot_of(gm, text=text)
+            snapshot = self._snapshot_of(gm)
             self._last[None] = snapshot
             name = layout.graph_name(self._direction)
             snapshot.file = self._write(layout.graph_file(self._where, number=self._number), snapshot)

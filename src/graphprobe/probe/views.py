@@ -16,7 +16,6 @@ from graphprobe.probe.formats.literals import input_metas, metas_text
 from graphprobe.store.layout import Extension, Stage
 
 CONSTANTS = "constants.safetensors"
-STEMS = ("inputs", "outputs")
 
 _MAIN = """
 def graphprobe_run():
@@ -24,7 +23,7 @@ def graphprobe_run():
 
 
 if __name__ == "__main__":
-    sys.exit(main(graphprobe_run, {metas}, __file__, {stems!r}, {problems!r}, {benchmark}))
+    sys.exit(main(graphprobe_run, METAS, __file__, {problems!r}, {benchmark}))
 """
 
 
@@ -47,12 +46,7 @@ def _without_main(code: str) -> tuple[str, bool]:
     return "\n".join(lines) + "\n", found
 
 
-def output_code_source(
-    code: str,
-    *,
-    constants: Mapping[str, object] | None = None,
-    inputs: Sequence[object] | None = None,
-) -> Script:
+def output_code_source(code: str, *, constants: Mapping[str, object], inputs: Sequence[object]) -> Script:
     """Inductor's module text with a replay main in place of its benchmark main, which `--benchmark` still runs.
 
     Args:
@@ -60,7 +54,7 @@ def output_code_source(
         constants: module attributes that Inductor sets from outside when it loads the text (`_tensor_constant0`,
             `_frozen_param1`, …); they go to `constants.safetensors`.
         inputs: the graph's example inputs (real or fake tensors, plain or symbolic numbers): what inputs are made from
-            when none were saved. None takes the text's own `get_args()`.
+            when none were saved.
 
     The script exits 0 when the outputs and the mutated inputs are as recorded bit for bit (or nothing was saved to
     compare with), 1 when they are not, 125 when it cannot run. It must be run on the machine type it was made on: the
@@ -68,29 +62,25 @@ def output_code_source(
     """
     body, benchmark = _without_main(code)
     problems: list[str] = []
-    tensors = dict(constants or {})
     loading = ""
     blob = None
-    for name, value in tensors.items():
+    for name, value in constants.items():
         if isinstance(value, torch.Tensor) and (reason := why_not(value)) is not None:
             problems.append(f"constant {name} is no plain tensor: {reason}")
         elif not isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
             problems.append(f"constant {name} is a {type(value).__module__}.{type(value).__qualname__}")
-    if tensors and not problems:
-        blob = one_file_bytes(tensors)
+    if constants and not problems:
+        blob = one_file_bytes(constants)
         loading = f"    globals().update(load_constants(Path(__file__).with_name({CONSTANTS!r})))\n"
-    metas = "" if inputs is None else f"METAS = {metas_text(input_metas(inputs))}\n\n"
     tail = _MAIN.format(
         loading=loading,
-        metas="METAS" if metas else "get_args",
-        stems=STEMS,
         problems=tuple(problems),
         benchmark="inductor_main" if benchmark else None,
     )
     head = "".join(f"# cannot be reproduced in another process: {line}\n" for line in problems)
     source = f"{head}{_guarded(body)}\n\n# What follows was added by graphprobe: it runs `call` and compares.\n"
     return Script(
-        source=f"{source}{replay.embedded()}\n\n{metas}{tail}",
+        source=f"{source}{replay.embedded()}\n\nMETAS = {metas_text(input_metas(inputs))}\n\n{tail}",
         constants=blob,
         constants_name=CONSTANTS,
         problems=tuple(problems),
@@ -138,7 +128,7 @@ def fx_file(extension: Extension, gm: Any, *, title: str, eager: bool) -> Script
         return Script(source=fx_pbtxt(gm, title))
     from graphprobe.probe.formats.fx_py import fx_py_source
 
-    return fx_py_source(gm, title=title, stems=("inputs", "outputs"), eager=eager)
+    return fx_py_source(gm, title=title, eager=eager)
 
 
 def ir_file(
@@ -165,19 +155,6 @@ def ir_file(
         from graphprobe.probe.formats.onnx_text import ir_pbtxt
 
         return Script(source=ir_pbtxt(ir, title))
-    from graphprobe.internals.ir.scheduler_nodes import config_overrides
     from graphprobe.probe.formats.ir_py import ir_py_source
 
-    return ir_py_source(
-        graph,
-        ir,
-        title=title,
-        stage=stage,
-        config=config_overrides(),
-        is_inference=bool(options.get("is_inference")),
-        is_backward=bool(options.get("is_backward")),
-        static_input_idxs=tuple(options.get("static_input_idxs") or ()),
-        donated_idxs=tuple(donated),
-        inputs=examples,
-        stems=("inputs", "outputs"),
-    )
+    return ir_py_source(graph, ir, title=title, stage=stage, options=options, donated_idxs=donated, inputs=examples)

@@ -23,11 +23,12 @@ from graphprobe.store.calls import (
     STEP_PREFIX,
     ApiManifest,
     ApiRecord,
-    ApiSlot,
     Call,
     CallDump,
     CallSlot,
+    Holder,
     StackLine,
+    WrittenSlot,
     shape_problem,
     step_folder,
 )
@@ -229,23 +230,37 @@ def is_api_dump(path: str | Path) -> bool:
     return True
 
 
-def _slot(slot: ApiSlot) -> CallSlot:
+def _slot(slot: WrittenSlot) -> CallSlot:
+    known = () if slot.stats is None else STAT_NAMES
+    requires_grad = None if slot.meta is None else slot.requires_grad
+    held = slot.held if slot.meta is not None and slot.role == "input" else None
+    return slot_of_call(slot, slot.stats, known, slot.value, requires_grad, held)
+
+
+def slot_of_call(
+    slot: WrittenSlot,
+    stats: TensorStats | None,
+    known: tuple[str, ...],
+    value: str,
+    requires_grad: bool | None = None,
+    held: Holder | None = None,
+) -> CallSlot:
+    """A slot as readers have it: what the line says, and what the dump keeps elsewhere."""
     if slot.meta is not None and (problem := shape_problem(slot.meta.shape)):
         return CallSlot(name=slot.name, role=slot.role, missing=problem)
-    stats = slot.stats
     digest = "" if stats is None else stats.digest
     return CallSlot(
         name=slot.name,
         role=slot.role,
         meta=slot.meta,
         stats=stats,
-        known=() if stats is None else STAT_NAMES,
+        known=known,
         digest=digest,
         digest_kind=DIGEST_KIND if digest else "",
         scalar=slot.scalar,
-        value=slot.value,
+        value=value,
         sampled=slot.sampled,
         missing=slot.missing,
-        requires_grad=None if slot.meta is None else slot.requires_grad,
-        held=slot.held if slot.meta is not None and slot.role == "input" else None,
+        requires_grad=requires_grad,
+        held=held,
     )

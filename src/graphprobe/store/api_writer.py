@@ -20,7 +20,6 @@ from graphprobe.store.calls import (
     VALUES,
     ApiManifest,
     ApiRecord,
-    ApiSlot,
     CallDirection,
     CallKind,
     CompiledRegion,
@@ -28,6 +27,7 @@ from graphprobe.store.calls import (
     Scalar,
     SlotRole,
     StackLine,
+    WrittenSlot,
     rank_folder,
     shard_file,
     step_folder,
@@ -79,7 +79,7 @@ class RawValue(msgspec.Struct, gc=False):
 
 
 class RawSlot(msgspec.Struct, gc=False):
-    """One argument or result of which the writing thread has yet to find something out: as `ApiSlot`.
+    """One argument or result of which the writing thread has yet to find something out: as `WrittenSlot`.
 
     Never changed once it is made, so that one object may stand in several calls.
     """
@@ -96,7 +96,7 @@ class RawSlot(msgspec.Struct, gc=False):
     held: Holder = ""
 
 
-Slot = ApiSlot | RawSlot
+Slot = WrittenSlot | RawSlot
 
 
 class Head(msgspec.Struct, gc=False):
@@ -274,7 +274,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
 
     def _record(self, call: RawCall) -> ApiRecord:
         head = call.head
-        slots = tuple([slot if isinstance(slot, ApiSlot) else self._slot(slot, call) for slot in call.slots])
+        slots = tuple([slot if isinstance(slot, WrittenSlot) else self._slot(slot, call) for slot in call.slots])
         position = self._positions.get(head.step, 0)
         self._positions[head.step] = position + 1
         return ApiRecord(
@@ -293,7 +293,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
             compiled=call.compiled,
         )
 
-    def _slot(self, raw: RawSlot, call: RawCall) -> ApiSlot:
+    def _slot(self, raw: RawSlot, call: RawCall) -> WrittenSlot:
         stats, missing, value = raw.stats, raw.missing, ""
         if callable(stats):
             try:
@@ -311,7 +311,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
         if missing and not raw.missing:
             self.count(missing, f"{raw.name} of {call.label}", noun="value")
         kept, sampled = (raw.name, raw.role, raw.meta, stats, raw.scalar), raw.sampled and bool(value)
-        return ApiSlot(*kept, value, sampled, missing, raw.requires_grad, raw.held)
+        return WrittenSlot(*kept, value, sampled, missing, raw.requires_grad, raw.held)
 
     def _stack(self, frames: tuple[str, ...]) -> int:
         number = self._stacks.get(frames)
@@ -390,7 +390,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
 
 
 def _without(record: ApiRecord, prefix: str, reason: str) -> ApiRecord:
-    def gap(slot: ApiSlot) -> ApiSlot:
+    def gap(slot: WrittenSlot) -> WrittenSlot:
         changed: dict[str, Any] = {"value": "", "sampled": False, "missing": reason}
         return msgspec.structs.replace(slot, **changed) if slot.value.startswith(prefix) else slot
 

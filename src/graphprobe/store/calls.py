@@ -176,12 +176,12 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
             keep_on_one_line(self, "api", "label", "module", "source")
 
 
-class ApiSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One argument or result of a call, as `CallSlot` has it.
+class WrittenSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One argument or result of a call or an op, as `CallSlot` has it.
 
     Attributes:
-        name, role, meta, stats, scalar, sampled, missing: as in `CallSlot`.
-        value: `<shard>:<name in it>`; empty when no values are kept.
+        name, role, meta, stats, scalar, sampled, missing: as in `CallSlot`; the statistics of an op are in `stats.csv`.
+        value: `<shard>:<name in it>`, of an op the name in its file; empty when no values are kept.
         requires_grad: of the tensor, for readers that want to run the call again.
         held: of an input: `parameter`, `buffer`, or `leaf` (it requires a gradient, and no operation gave it).
     """
@@ -217,7 +217,7 @@ class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
     source: str = ""
     stack: int | None = None
     thread: str = ""
-    slots: tuple[ApiSlot, ...] = ()
+    slots: tuple[WrittenSlot, ...] = ()
     notes: tuple[str, ...] = ()
     compiled: CompiledRegion | None = None
 

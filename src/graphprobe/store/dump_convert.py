@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
+from graphprobe.records import STATISTICS
 from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import Array
 from graphprobe.store.dump_format import COLUMNS, OpFile, StatsRow, read_stats
 from graphprobe.store.dump_reader import LoadedValue, open_dump
-from graphprobe.store.dump_records import STAT_FIELDS, STATS
+from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import check_replaced
 from graphprobe.store.foreign.checked import mapped_npy
 
@@ -161,7 +162,7 @@ def array_from_rows(rows: Sequence[StatsRow]) -> Array:
     cells = []
     for row in rows:
         *front, shape, stats, source, engine, digest = msgspec.structs.astuple(row)
-        numbers = [float(stats.get(name, np.nan)) for name in STAT_FIELDS]
+        numbers = [float(stats.get(name, np.nan)) for name in STATISTICS]
         cells.append((*front, str(shape), *numbers, source, engine, digest))
     columns = zip(COLUMNS, zip(*cells, strict=True) if cells else [()] * len(COLUMNS), strict=True)
     arrays = [(name, np.array(values)) for name, values in columns]
@@ -201,7 +202,9 @@ def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
         result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
         return
     for slot in OpFile(source).record.slots:
-        if slot.stored is None:
+        if slot.scalar is not None:
+            continue
+        if not slot.value:
             result.gaps.append(Gap(str(source), slot.name, slot.missing or "its values were not kept", expected=True))
             continue
         name = re.sub(r"[^A-Za-z0-9._-]", "_", slot.name)[:_MAX_SLOT_LENGTH]
@@ -234,8 +237,9 @@ def _load(target: Target) -> tuple[Array, str, str]:
     if target.slot:
         file = OpFile(target.source)
         slot = next(slot for slot in file.record.slots if slot.name == target.slot)
-        array, note = LoadedValue(file, slot).array_and_conversion()
-        return array, slot.meta.dtype, note
+        value = LoadedValue(file, slot)
+        array, note = value.array_and_conversion()
+        return array, value.meta.dtype, note
     try:
         array = mapped_npy(target.source)
     except ValueError as error:

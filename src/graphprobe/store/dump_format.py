@@ -14,18 +14,15 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorMeta, TensorStats
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes, size_from_meta, stored_from_meta
 from graphprobe.store.dump_records import (
     DUMP_SCHEMA,
-    STAT_FIELDS,
-    Argument,
     Data,
     DumpRecord,
     OpInfo,
     Place,
-    Slot,
-    StatName,
 )
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.schema import UNREADABLE, check_version, json_from_value
@@ -48,14 +45,14 @@ COLUMNS: tuple[str, ...] = (
     "Data Type",
     "Format",
     "Shape",
-    *STAT_FIELDS,
+    *STATISTICS,
     "Source",
     "Engine",
     "Digest",
 )
 HEADER = (",".join(COLUMNS) + "\r\n").encode()
 
-_COUNTS = frozenset({"Nan", "Negative Inf", "Positive Inf"})
+_COUNTS = {name for name, field in STATISTICS.items() if getattr(TensorStats(0), field) == 0}
 _LINE_ENDS = str.maketrans({"\r": "\\r", "\n": "\\n"})
 
 Columns = tuple[str | None, ...]
@@ -68,15 +65,17 @@ _VALUE_OVERHEAD_BYTES = 512
 def encode_op(record: DumpRecord, text: bytes, buffers: Sequence[memoryview | None]) -> list[memoryview]:
     """The whole file of `record` as pieces to write one after the other; the values are the buffers themselves.
 
-    `text` is `record` as JSON. `buffers` go with `record.slots`; None is a slot without values.
+    `text` is `record` as JSON. `buffers` go with the tensors of `record.slots`, which come first; None has no values.
 
     Raises:
         ValueError: a name is there twice, or a buffer is not of the size that its dtype and shape ask for.
     """
     if len({slot.name for slot in record.slots} | {"__metadata__"}) <= len(record.slots):
         raise ValueError(f"two slots of one name: {[slot.name for slot in record.slots]}")
-    pairs = zip(record.slots, buffers, strict=True)
-    values = [(one.name, one.meta.dtype, one.meta.shape, buffer) for one, buffer in pairs if buffer is not None]
+    pairs = zip(record.slots, buffers, strict=False)
+    values = [
+        (s.name, s.meta.dtype, s.meta.shape, data) for s, data in pairs if data is not None and s.meta is not None
+    ]
     return encode_tensors(values, {SCHEMA_KEY: str(DUMP_SCHEMA), RECORD_KEY: text.decode()})
 
 
@@ -174,9 +173,10 @@ class OpFile(Shard):
             self.record = msgspec.json.decode(self.metadata[RECORD_KEY], type=DumpRecord)
             slots = {slot.name: slot for slot in self.record.slots}
             for name, (begin, end) in self.spans.items():
-                if name not in slots or slots[name].size_bytes != end - begin:
-                    raise SchemaError(f"{path}: the values of {name} are not those that its record tells of")
-                stored_from_meta(slots[name].meta.dtype, slots[name].meta.shape, end - begin)
+                meta = slots[name].meta if name in slots and slots[name].value else None
+                if meta is None:
+                    raise SchemaError(f"{path}: its record tells of no values of {name}")
+                stored_from_meta(meta.dtype, meta.shape, end - begin)
         except (ValueError, *UNREADABLE) as error:
             raise SchemaError(f"{path} has no header that can be read: {error}") from error
 
@@ -203,9 +203,9 @@ class StatsRow(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-def columns_of(wanted: Collection[StatName]) -> Columns:
+def columns_of(wanted: Collection[str]) -> Columns:
     """The columns when only those of these names are filled."""
-    return tuple(field if name in wanted else None for name, field in STAT_FIELDS.items())
+    return tuple(field if name in wanted else None for name, field in STATISTICS.items())
 
 
 class RowForm(NamedTuple):
@@ -216,15 +216,16 @@ class RowForm(NamedTuple):
     after: bytes
 
     @classmethod
-    def of(cls, op: OpInfo, slot: Slot) -> RowForm:
-        """The form of a slot.
+    def of(cls, op: OpInfo, slot: WrittenSlot) -> RowForm:
+        """The form of the slot of a tensor.
 
         A line end inside a name becomes `\\r` or `\\n` in letters: a row is always one line, so that a torn one shows.
         """
         meta = slot.meta
+        assert meta is not None
         return cls(
             _fields(op.op_type, op.op_name),
-            _fields(slot.side, slot.name, meta.dtype, format_from_meta(meta), meta.shape),
+            _fields(slot.role, slot.name, meta.dtype, format_from_meta(meta), meta.shape),
             _fields(op.source, op.engine),
         )
 
@@ -291,7 +292,7 @@ def _decode_row(line: str) -> StatsRow:
     if not isinstance(shape, tuple):
         raise ValueError(f"shape {row['Shape']!r}")
     stats: dict[str, Any] = {
-        name: int(row[name]) if name in _COUNTS else float(row[name]) for name in STAT_FIELDS if row[name]
+        name: int(row[name]) if name in _COUNTS else float(row[name]) for name in STATISTICS if row[name]
     }
     values: list[Any] = [*fields[:2], *map(int, fields[2:5]), *fields[5:9], shape, stats, *fields[-3:]]
     return StatsRow(**dict(zip(StatsRow.__struct_fields__, values, strict=True)))
@@ -324,21 +325,19 @@ class OpForm:
 
     Attributes:
         op: what ran.
-        slots: without anything about stored values.
-        arguments, notes: see `DumpRecord`.
+        slots, notes: see `DumpRecord`; without anything about stored values.
+        tensors: the slots of tensors, which come first.
         size_bytes: what an execution without values takes in a queue.
     """
 
-    __slots__ = ("_head", "_rows", "_tail", "arguments", "notes", "op", "size_bytes", "slots")
+    __slots__ = ("_head", "_rows", "_tail", "notes", "op", "size_bytes", "slots", "tensors")
 
-    def __init__(
-        self, op: OpInfo, slots: Sequence[Slot], arguments: Sequence[Argument] = (), notes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, op: OpInfo, slots: Sequence[WrittenSlot], notes: Sequence[str] = ()) -> None:
         self.op = op
         self.slots = tuple(slots)
-        self.arguments = tuple(arguments)
+        self.tensors = tuple(slot for slot in slots if slot.meta is not None)
         self.notes = tuple(notes)
-        self.size_bytes = _VALUE_OVERHEAD_BYTES * len(self.slots)
+        self.size_bytes = _VALUE_OVERHEAD_BYTES * len(self.tensors)
         self._head = b""
         self._tail = b""
         self._rows: tuple[RowForm, ...] = ()
@@ -354,8 +353,8 @@ class OpForm:
     ) -> tuple[bytes, bytes]:
         """An execution with statistics only: its line in the index, as `DumpRecord` encodes, and its rows."""
         if not self._head:
-            self._tail = _members(_Tail(self.slots, self.arguments, self.notes)) + b"}\n"
-            self._rows = tuple(RowForm.of(self.op, slot) for slot in self.slots)
+            self._tail = _members(_Tail(self.slots, self.notes)) + b"}\n"
+            self._rows = tuple(RowForm.of(self.op, slot) for slot in self.tensors)
             self._head = json_from_value(self.op)
         line = b'{"seq":%d,"time_us":%d,"op":%b%b%b%b' % (
             seq,
@@ -368,12 +367,12 @@ class OpForm:
         return line, encode_rows(b"%d,%d,%d" % (seq, stream_id, time_us), self._rows, stats, columns)
 
     def queued_bytes(self, data: Sequence[Data | None]) -> int:
-        """What an execution with the values of each slot takes in a queue."""
-        return sum(_queued_bytes(one, slot.meta) for one, slot in zip(data, self.slots, strict=True))
+        """What an execution with the values of each tensor takes in a queue."""
+        return sum(_queued_bytes(one, slot.meta) for one, slot in zip(data, self.tensors, strict=True))
 
 
-def _queued_bytes(data: Data | None, meta: TensorMeta) -> int:
-    if data is None:
+def _queued_bytes(data: Data | None, meta: TensorMeta | None) -> int:
+    if data is None or meta is None:
         return _VALUE_OVERHEAD_BYTES
     if not callable(data):
         return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
@@ -383,8 +382,7 @@ def _queued_bytes(data: Data | None, meta: TensorMeta) -> int:
 class _Tail(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last fields of `DumpRecord`, in its order."""
 
-    slots: tuple[Slot, ...] = ()
-    arguments: tuple[Argument, ...] = ()
+    slots: tuple[WrittenSlot, ...] = ()
     notes: tuple[str, ...] = ()
 
 

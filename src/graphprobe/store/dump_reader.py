@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
-from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.records import STATISTICS, TensorStats
 from graphprobe.store import layout
-from graphprobe.store.api_reader import DIGEST_KIND, OwnDump, facts_of
-from graphprobe.store.calls import Call, CallKind, CallSlot, Scalar, shape_problem
+from graphprobe.store.api_reader import OwnDump, facts_of, slot_of_call
+from graphprobe.store.calls import Call, CallKind, CallSlot, WrittenSlot
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes, count_from_shape, widened
 from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_stats
-from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STAT_FIELDS, STATS, DumpManifest, DumpRecord, Side, Slot
+from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord
 from graphprobe.store.files import MOST_LINE_BYTES, open_file, read_file
 from graphprobe.store.reader import State, manifest_of_dump, state_of, told_of_dumps
 from graphprobe.store.schema import UNREADABLE, lines_from, lines_of
@@ -39,31 +39,25 @@ class LoadedValue:
 
     Attributes:
         slot: what the record says of it.
-        name, side, meta: short for those of the slot.
+        meta: of the slot.
     """
 
-    def __init__(self, file: OpFile, slot: Slot) -> None:
-        self.slot = slot
-        self.name: str = slot.name
-        self.side: Side = slot.side
-        self.meta: TensorMeta = slot.meta
+    def __init__(self, file: OpFile, slot: WrittenSlot) -> None:
+        assert slot.meta is not None
+        self.slot, self.meta = slot, slot.meta
         self._file = file
 
     @property
     def is_there(self) -> bool:
         """Whether the file holds the values."""
-        return self.name in self._file.spans
+        return self.slot.name in self._file.spans
 
     def raw(self) -> Array:
         """The bytes: uint8, 1-d, row-major, little-endian. Raises ArtifactNotFoundError when there are none."""
         if not self.is_there:
             why = self.slot.missing or "only its statistics were kept"
-            raise ArtifactNotFoundError(f"{self._file.path} has no values of {self.name}: {why}")
-        return np.array(self._file.raw(self.name))
-
-    def bits(self) -> Array:
-        """In numpy's own dtype; as unsigned integers of the item size for a dtype that numpy lacks."""
-        return bits_from_bytes(self.raw(), self.meta.dtype, self.meta.shape)
+            raise ArtifactNotFoundError(f"{self._file.path} has no values of {self.slot.name}: {why}")
+        return np.array(self._file.raw(self.slot.name))
 
     def array(self) -> Array:
         """The values, of the tensor's shape; in the next wider dtype where numpy lacks theirs, see `conversion`."""
@@ -71,7 +65,7 @@ class LoadedValue:
 
     def array_and_conversion(self) -> tuple[Array, str]:
         """`array()`, and in words what it does to the dtype: empty where it keeps it."""
-        return widened(self.bits(), self.meta.dtype)
+        return widened(bits_from_bytes(self.raw(), self.meta.dtype, self.meta.shape), self.meta.dtype)
 
 
 class DumpedOp:
@@ -96,7 +90,7 @@ class DumpedOp:
         if not self.has_values:
             raise ArtifactNotFoundError(f"only statistics of {self.record.op.op_name} were kept: {self.path}")
         file = OpFile(self.path)
-        return {slot.name: LoadedValue(file, slot) for slot in file.record.slots}
+        return {slot.name: LoadedValue(file, slot) for slot in file.record.slots if slot.meta is not None}
 
 
 def step_of(record: DumpRecord) -> int:
@@ -289,10 +283,7 @@ class GraphCalls(OwnDump):
             rank=rank,
             module=record.op.module,
             source=record.op.source,
-            slots=(
-                *(_slot(slot, rows.get((record.seq, slot.name)), op) for slot in record.slots),
-                *(CallSlot(name=one.name, role="input", scalar=Scalar(one.type, one.text)) for one in record.arguments),
-            ),
+            slots=tuple(_slot(slot, rows.get((record.seq, slot.name)), op) for slot in record.slots),
             notes=tuple(notes),
         )
 
@@ -363,27 +354,14 @@ def is_op_file(path: Path) -> bool:
     return start[8:9] == b"{" and RECORD_KEY.encode() in start
 
 
-def _slot(slot: Slot, row: StatsRow | None, op: DumpedOp) -> CallSlot:
-    if problem := shape_problem(slot.meta.shape):
-        return CallSlot(name=slot.name, role=slot.side, missing=problem)
-    stats = None
+def _slot(slot: WrittenSlot, row: StatsRow | None, op: DumpedOp) -> CallSlot:
+    stats: TensorStats | None = None
     known: tuple[str, ...] = ()
-    if row is not None:
-        fields = {field: row.stats[name] for name, field in STAT_FIELDS.items() if name in row.stats}
+    if row is not None and slot.meta is not None:
+        fields = {field: row.stats[name] for name, field in STATISTICS.items() if name in row.stats}
         stats = TensorStats(count=count_from_shape(slot.meta.shape), digest=row.digest, **fields)  # type: ignore[arg-type]
         known = ("count", *fields)
-    has_values = op.has_values and slot.stored is not None
-    return CallSlot(
-        name=slot.name,
-        role=slot.side,
-        meta=slot.meta,
-        stats=stats,
-        known=known,
-        digest="" if row is None else row.digest,
-        digest_kind=DIGEST_KIND if row is not None and row.digest else "",
-        value=f"{op.path}:{slot.name}" if has_values else "",
-        missing=slot.missing,
-    )
+    return slot_of_call(slot, stats, known, f"{op.path}:{slot.name}" if slot.value and op.has_values else "")
 
 
 class _OneFile(DumpFolder):

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorStats
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.files import claim_folder
 from graphprobe.store.manifest import DumpedManifest
 
@@ -22,19 +23,6 @@ DUMP_SCHEMA = 1
 
 Engine = Literal["kernel", "interpreter", "eager"]
 Side = Literal["input", "output"]
-WhenFull = Literal["block", "drop"]
-StatName = Literal["Max", "Min", "Avg", "Nan", "Negative Inf", "Positive Inf", "L2norm"]
-
-STAT_FIELDS: dict[StatName, str] = {
-    "Max": "max",
-    "Min": "min",
-    "Avg": "mean",
-    "Nan": "nan",
-    "Negative Inf": "negative_inf",
-    "Positive Inf": "positive_inf",
-    "L2norm": "l2",
-}
-"""Column of `stats.csv` by field of `TensorStats`, in the order of the columns."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 Data: TypeAlias = Buffer | Callable[[], Buffer]
@@ -92,35 +80,6 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     step: Number | None = None
 
 
-class Argument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An argument that is no tensor: its slot, the name of its type, and its `repr`, in which a number is exact."""
-
-    name: str
-    type: str
-    text: str
-
-
-class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor that an op read or wrote.
-
-    Attributes:
-        name: `input.0`, `input.2.1` (second of the list that is the third argument), `kwarg.bias`, `output.0`.
-        side: whether it was read or written.
-        meta: dtype, shape, strides and device of the tensor in the program. The values on disk are row-major.
-        stored: the dtype in the safetensors file. `U8` for another dtype means raw little-endian bytes, with the item
-            size as one more dimension. None when the file holds no values of it.
-        size_bytes: of the values in the file.
-        missing: why there are no values where there should be some.
-    """
-
-    name: str
-    side: Side
-    meta: TensorMeta
-    stored: str | None = None
-    size_bytes: Number = 0
-    missing: str = ""
-
-
 class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One execution of one op: a line of `ops.jsonl`, and the same in the header of its file.
 
@@ -129,8 +88,8 @@ class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         time_us: wall clock when it was handed in, microseconds since the epoch.
         file: relative to the time folder, `/`-separated; the `stats.csv` where only statistics were kept.
         stream_id: of the device, 0 for the CPU.
-        slots: the tensors, in order.
-        arguments: the other arguments, in order.
+        slots: the tensors in order, and behind them the other arguments. Values on disk are row-major, and those of a
+            dtype that safetensors lacks are raw little-endian bytes, with the item size as one more dimension.
         notes: what a reader should know, e.g. that a value was cut or is an alias of another.
     """
 
@@ -140,8 +99,7 @@ class DumpRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     place: Place
     file: str
     stream_id: int = 0
-    slots: tuple[Slot, ...] = ()
-    arguments: tuple[Argument, ...] = ()
+    slots: tuple[WrittenSlot, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -173,7 +131,6 @@ class DumpManifest(DumpedManifest, kw_only=True):
         engine: of the plan; each record names the one that spoke.
         statistics: columns of `stats.csv` that are filled.
         ops: executions written. `collected_files` and `collected_bytes` count files and bytes.
-        when_full: what happens when the queue has no room: the program waits, or the op is dropped.
         queue_bytes, queue_ops: bounds of the queue; 0 bytes is no queue, each op is written before the program goes on.
     """
 
@@ -181,7 +138,6 @@ class DumpManifest(DumpedManifest, kw_only=True):
     engine: str
     statistics: list[str] = msgspec.field(default_factory=list)
     ops: int = 0
-    when_full: WhenFull = "block"
     queue_bytes: int = 0
     queue_ops: int = 0
 

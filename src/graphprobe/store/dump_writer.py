@@ -14,21 +14,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from graphprobe.records import TensorStats
+from graphprobe.records import STATISTICS, TensorStats
 from graphprobe.store import dump_records
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.dump_dtypes import stored_from_meta
 from graphprobe.store.dump_format import HEADER, OpForm, columns_of, encode_op, encode_place
 from graphprobe.store.dump_queue import BATCH, QueuedWriter, check_bounds
 from graphprobe.store.dump_records import (
-    STAT_FIELDS,
-    Argument,
     Data,
     DumpManifest,
     DumpRecord,
     DumpValue,
     OpInfo,
     Place,
-    Slot,
     claim_time_folder,
     view_from_buffer,
 )
@@ -51,9 +49,9 @@ class DumpJob(NamedTuple):
     """One execution on its way to the disk.
 
     Attributes:
-        data, stats: for each slot of the form, as in `DumpValue`; `data` is empty where no slot has any.
+        data, stats: for each tensor of the form, as in `DumpValue`; `data` is empty where none has any.
         size_bytes: what it takes while it waits.
-        at_hand: there are statistics of every slot and no values, so that nothing has to be waited for.
+        at_hand: there are statistics of every tensor and no values, so that nothing has to be waited for.
     """
 
     seq: int
@@ -93,7 +91,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         self._stats: dict[str, AppendFile] = {}
         self._folders: dict[Place, str] = {}
         self._last: tuple[Place, tuple[AppendFile, bytes]] | None = None
-        self._columns = columns_of(frozenset(manifest.statistics))  # type: ignore[arg-type]
+        self._columns = columns_of(manifest.statistics)
         super().__init__(folder, manifest, max_bytes, queue_bytes=queue_bytes, queue_items=queue_items)
 
     @classmethod
@@ -114,7 +112,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         """
         check_bounds(0, max_bytes=max_bytes, queue_bytes=queue_bytes)
         manifest = msgspec.convert(msgspec.to_builtins(manifest), DumpManifest)
-        manifest.statistics = manifest.statistics or list(STAT_FIELDS)
+        manifest.statistics = manifest.statistics or list(STATISTICS)
         manifest.queue_bytes, manifest.queue_ops = queue_bytes, QUEUE_OPS
         with making("dump", dump_path, hint="dump_path must be a folder that exists and can be written to") as made:
             started = datetime.fromtimestamp(manifest.started_ns // 10**9)
@@ -128,14 +126,15 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         place: Place,
         values: Sequence[DumpValue],
         *,
-        arguments: Sequence[Argument] = (),
+        scalars: Sequence[WrittenSlot] = (),
         notes: Sequence[str] = (),
         stream_id: int = 0,
         time_ns: int | None = None,
     ) -> int | None:
-        """`submit_form` for an op that runs once: `values` are what it read and wrote, in order."""
+        """`submit_form` for an op that runs once: `values` are what it read and wrote, `scalars` are no tensors."""
         try:
-            form = OpForm(op, [Slot(value.name, value.side, value.meta) for value in values], arguments, notes)
+            tensors = [WrittenSlot(value.name, value.side, value.meta) for value in values]
+            form = OpForm(op, [*tensors, *scalars], notes)
             data = tuple(value.data for value in values)
             stats = tuple(value.stats for value in values)
         except Exception as error:
@@ -158,7 +157,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
 
         Args:
             form, place: what ran, and which folder it belongs to.
-            data, stats: for each slot of the form, as in `DumpValue`; empty where no slot has any.
+            data, stats: for each tensor of the form, as in `DumpValue`; empty where none has any.
             stream_id: of the device.
             time_ns: wall clock of the execution; now, if not given.
 
@@ -172,7 +171,10 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
                 self.missing(self.stopped, name=form.op.op_name)
                 return None
             time_us = (time.time_ns() if time_ns is None else time_ns) // 1000
-            stats, size_bytes = stats or (None,) * len(form.slots), form.queued_bytes(data) if data else form.size_bytes
+            stats, size_bytes = (
+                stats or (None,) * len(form.tensors),
+                form.queued_bytes(data) if data else form.size_bytes,
+            )
             at_hand = not data and {*map(type, stats)} == _AT_HAND
             seq = next(self._numbers)
             job = DumpJob(seq, time_us, form, place, data, stats, stream_id, size_bytes, at_hand)
@@ -321,7 +323,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
         """The record, also as JSON, its rows, and its file, if any; a value that fails is a gap in its slot."""
         form, folder = job.form, self._folder(job.place)
         slots, buffers, rows_of = [], [], []
-        for slot, data, known in zip(form.slots, job.data or (None,) * len(form.slots), job.stats, strict=True):
+        for slot, data, known in zip(form.tensors, job.data or (None,) * len(form.tensors), job.stats, strict=True):
             slot, buffer = _stored(slot, data)
             try:
                 stats = known() if callable(known) else known
@@ -343,8 +345,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
             place=job.place,
             file=f"{folder}/{dump_records.STATS if only_stats else name}",
             stream_id=job.stream_id,
-            slots=tuple(slots),
-            arguments=form.arguments,
+            slots=(*slots, *form.slots[len(slots) :]),
             notes=form.notes,
         )
         rows = b""
@@ -382,13 +383,13 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
             super()._count_error(error, name, **counted)
 
 
-def _stored(slot: Slot, data: Data | None) -> tuple[Slot, memoryview | None]:
+def _stored(slot: WrittenSlot, data: Data | None) -> tuple[WrittenSlot, memoryview | None]:
     """The slot with what is stored of it, and the bytes; why there are none, if they cannot be had, stands in it."""
-    if data is None:
+    if data is None or slot.meta is None:
         return slot, None
     try:
         buffer = view_from_buffer(data() if callable(data) else data)
-        stored, _, _ = stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
+        stored_from_meta(slot.meta.dtype, slot.meta.shape, buffer.nbytes)
     except Exception as error:
         return msgspec.structs.replace(slot, missing=f"{type(error).__name__}: {error}"), None
-    return msgspec.structs.replace(slot, stored=stored, size_bytes=buffer.nbytes), buffer
+    return msgspec.structs.replace(slot, value=slot.name), buffer

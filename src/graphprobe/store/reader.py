@@ -25,7 +25,7 @@ from graphprobe.records import (
     NodeTarget,
 )
 from graphprobe.store import layout
-from graphprobe.store.files import digest_from_bytes, read_file
+from graphprobe.store.files import read_file
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
 from graphprobe.store.manifest import DumpedManifest
 from graphprobe.store.schema import UNREADABLE, check_version, lines_from, read_manifest
@@ -97,15 +97,6 @@ class Model(msgspec.Struct, frozen=True):
             if event.where.direction is not None:
                 found.setdefault(event.where.graph, []).append(event)
         return {graph: tuple(events) for graph, events in found.items()}
-
-
-class Mismatch(msgspec.Struct, frozen=True):
-    """A file that is not what its event says."""
-
-    path: str
-    problem: Literal["missing", "changed"]
-    expected: str
-    found: str
 
 
 class PassPair(msgspec.Struct, frozen=True):
@@ -327,21 +318,6 @@ class Run(ShowsItself):
                 hint="; ".join(self.manifest.missing),
             )
         return PassPair(event=event, before=before, after=before if event.path is None else event)
-
-    def verify(self) -> list[Mismatch]:
-        """Hash every file again; those that are gone or differ from what was written."""
-        found: list[Mismatch] = []
-        for event in self.artifacts().values():
-            if event.path is None or event.digest is None:
-                continue
-            try:
-                digest = digest_from_bytes(self.content(event))
-            except ArtifactNotFoundError:
-                found.append(Mismatch(event.path, "missing", event.digest, ""))
-                continue
-            if digest != event.digest:
-                found.append(Mismatch(event.path, "changed", event.digest, digest))
-        return found
 
     def _read_events(self) -> Iterator[Event]:
         path = self.tool_dir / layout.EVENTS

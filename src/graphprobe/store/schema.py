@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from graphprobe.errors import SchemaError
-from graphprobe.records import SCHEMA_VERSION, Event, Manifest
+from graphprobe.records import SCHEMA_VERSION, Manifest
 from graphprobe.store.files import lines_in, open_file
 
 T = TypeVar("T")
@@ -27,11 +27,6 @@ def encode_manifest(manifest: Manifest) -> bytes:
     document = {"schema": manifest.schema, "state": manifest.state}
     document |= msgspec.to_builtins(manifest)
     return msgspec.json.format(json_from_value(document), indent=2) + b"\n"
-
-
-def encode_event(event: Event) -> bytes:
-    """`event` as one line, its newline included."""
-    return json_from_value(event) + b"\n"
 
 
 def read_manifest(data: bytes, *, path: str) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,7 +17,7 @@ from graphprobe.settings import text_from_size
 from graphprobe.store import layout
 from graphprobe.store.files import WrittenFile, digest_from_bytes, folder_below, replace_file
 from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, LiveWriter, making
-from graphprobe.store.schema import encode_event
+from graphprobe.store.schema import json_from_value
 
 _FOLDER_ATTEMPTS = 1000
 
@@ -131,42 +130,18 @@ class RunWriter(LiveWriter[Manifest]):
         kind: Kind,
         name: str,
         file: WrittenFile | None = None,
-        changed: bool | None = None,
-        before: str | None = None,
-        elapsed_ns: int | None = None,
-        nodes_before: int | None = None,
-        nodes_after: int | None = None,
-        added: Iterable[str] = (),
-        removed: Iterable[str] = (),
-        subsystem: str | None = None,
-        message: str | None = None,
-        time_ns: int | None = None,
+        **fields: Any,
     ) -> Event | None:
-        """Add one line to the events; fields as in `Event`. None when it was not written; `seq` has no gap then."""
+        """Add one line to the events; `fields` as in `Event`. None when it was not written; `seq` has no gap then."""
         if self.silent:
             return None
         try:
             with self.lock:
-                event = Event(
-                    seq=self._seq,
-                    time_ns=time.time_ns() if time_ns is None else time_ns,
-                    where=where,
-                    kind=kind,
-                    name=name,
-                    changed=changed,
-                    path=None if file is None else file.path,
-                    size_bytes=None if file is None else file.size_bytes,
-                    digest=None if file is None else file.digest,
-                    before=before,
-                    elapsed_ns=elapsed_ns,
-                    nodes_before=nodes_before,
-                    nodes_after=nodes_after,
-                    added=tuple(added),
-                    removed=tuple(removed),
-                    subsystem=subsystem,
-                    message=message,
-                )
-                line = encode_event(event)
+                if file is not None:
+                    fields |= {"path": file.path, "size_bytes": file.size_bytes, "digest": file.digest}
+                fields = {"time_ns": time.time_ns(), **fields}
+                event = Event(seq=self._seq, where=where, kind=kind, name=name, **fields)
+                line = json_from_value(event) + b"\n"
                 if self._refuses("event line", name, len(line)):
                     return None
                 with self._paid(len(line)):

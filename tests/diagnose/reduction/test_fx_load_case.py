@@ -31,7 +31,7 @@ def test_a_dossier(case, tmp_path):
 
 
 def test_a_graph_of_a_run_with_the_inputs_beside_it(case, tmp_path):
-    script = fx_py_source(case.graph, title="t", eager=True, stems=("inputs", "outputs"))
+    script = fx_py_source(case.graph, title="t", eager=True)
     (tmp_path / "graph.py").write_text(script.source)
     values, records = to_bytes(capture([torch.ones(2, 3), torch.ones(3, 3, requires_grad=True)]))
     (tmp_path / "inputs.safetensors").write_bytes(values)

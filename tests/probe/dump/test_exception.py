@@ -55,7 +55,7 @@ def test_what_the_op_read_is_kept_and_the_error_goes_on_as_it_is(backend: str, d
     found = dumping.end()
     (record,) = found.ops()
     np.testing.assert_array_equal(record.values()["input.0"].array(), np.arange(4) * 2)
-    assert not any(value.side == "output" for value in record.values().values())
+    assert not any(value.slot.role == "output" for value in record.values().values())
     (document,) = documents(dumping.path, "exception.json")
     assert "moody" in document["target"] and document["step"] == 1 and "test_exception.py:" in document["source"]
     assert document["error"].endswith(".Refused") and document["message"] == "no more\nthan this"
@@ -132,7 +132,7 @@ def f(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("where", ["dump_value", "argument_of", "stream_of"])
+@pytest.mark.parametrize("where", ["dump_value", "scalar_of", "stream_of"])
 def test_a_recorder_that_raises_is_detached(
     backend: str, where: str, dumping: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

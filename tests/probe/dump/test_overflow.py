@@ -109,8 +109,8 @@ def test_an_overflow_in_one_layer_of_a_bf16_transformer(backend: str, dumping: D
     assert {op.record.op.op_name for op in found.ops()} == origins
     for op in found.ops():
         values = op.values()
-        inputs = [value.array() for value in values.values() if value.side == "input"]
-        outputs = [value.array() for value in values.values() if value.side == "output"]
+        inputs = [value.array() for value in values.values() if value.slot.role == "input"]
+        outputs = [value.array() for value in values.values() if value.slot.role == "output"]
         assert inputs and all(np.isfinite(array).all() for array in inputs)
         assert not all(np.isfinite(array).all() for array in outputs)
 

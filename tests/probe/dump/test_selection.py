@@ -87,7 +87,7 @@ SIDES = [("input", {"input"}), ("output", {"output"}), ("all", {"input", "output
 @pytest.mark.parametrize(("mode", "sides"), SIDES)
 def test_mode(mode: str, sides: set[str], dump_of: Callable[..., Any]) -> None:
     found = dump_of(Network(), X, Y, dump_mode=mode, dump_layer="sub")
-    assert {slot.side for slot in found.op("sub").record.slots} == sides
+    assert {slot.role for slot in found.op("sub").record.slots} == sides
     assert found.inputs(), "the data that it reads is there in every mode"
 
 
@@ -214,7 +214,7 @@ def test_watcher(dumping: Dumping) -> None:
     after = {(op.record.op.op_name, op.record.notes[-1].split()[-1].strip("'\"")) for op in found.ops()}
     written, later = {("mul", "mul"), ("exp", "exp")}, {(node, op) for node in ("mul", "exp") for op in ("cos", "add")}
     assert after == written | later | {("mul", "exp")} and len(seen) == len(after)
-    assert all(slot.side == "output" for op in found.ops() for slot in op.record.slots)
+    assert all(slot.role == "output" for op in found.ops() for slot in op.record.slots)
 
 
 def test_statistics_of_the_options_page(dumping: Dumping) -> None:

@@ -11,7 +11,7 @@ import torch
 from graphprobe.engine.tensor_stats import stats_of
 from graphprobe.probe.dump import recorder
 from graphprobe.probe.dump.recorder import StatsMemo
-from graphprobe.probe.dump.tensors import MAX_TEXT, argument_of, slots_from_inputs, slots_from_outputs
+from graphprobe.probe.dump.tensors import MAX_TEXT, scalar_of, slots_from_inputs, slots_from_outputs
 from graphprobe.records import TensorMeta
 from graphprobe.store import DumpedOp
 
@@ -81,9 +81,9 @@ def test_lists_with_none_and_what_is_no_tensor(dump_of: Callable[..., Any]) -> N
     (op,) = found.ops(op_type="index")
     assert list(op.values()) == ["input.0", "input.1.1", "output.0"]
     holds(op, "input.1.1", index)
-    assert [(a.name, a.text) for a in op.record.arguments] == [("input.1.0", "None")]
+    assert [(s.name, s.scalar.text) for s in op.record.slots if s.scalar] == [("input.1.0", "None")]
     (total,) = found.ops(op_type="sum")
-    arguments = [(a.name, a.type, a.text) for a in total.record.arguments]
+    arguments = [(s.name, s.scalar.type, s.scalar.text) for s in total.record.slots if s.scalar]
     assert arguments == [("input.1", "immutable_list", "[1]"), ("input.2", "bool", "True")]
 
 
@@ -92,7 +92,7 @@ def test_keywords_and_several_results(dump_of: Callable[..., Any]) -> None:
     found = dump_of(lambda b, x, w: torch.addmm(b, x, mat2=w, beta=0.5).max(dim=1), b, x, w, backend="eager")
     (op,) = found.ops(op_type="addmm")
     holds(op, "kwarg.mat2", w)
-    assert [(a.name, a.text) for a in op.record.arguments] == [("kwarg.beta", "0.5")]
+    assert [(s.name, s.scalar.text) for s in op.record.slots if s.scalar] == [("kwarg.beta", "0.5")]
     (largest,) = found.ops(op_type="max")
     values, indices = torch.addmm(b, x, w, beta=0.5).max(dim=1)
     holds(largest, "output.0", values)
@@ -235,10 +235,10 @@ def test_slots_of_inputs_and_outputs() -> None:
 
 
 def test_texts_of_arguments() -> None:
-    told = [(one.type, one.text) for one in (argument_of("input.1", value) for value in (None, -0.0, float("nan")))]
+    told = [(one.type, one.text) for one in (scalar_of(value) for value in (None, -0.0, float("nan")))]
     assert told == [("NoneType", "None"), ("float", "-0.0"), ("float", "nan")]
-    assert argument_of("input.1", [torch.float32, (1,)]).text == "[torch.float32, (1,)]"
-    long = argument_of("input.1", "x" * 10_000).text
+    assert scalar_of([torch.float32, (1,)]).text == "[torch.float32, (1,)]"
+    long = scalar_of("x" * 10_000).text
     assert long.endswith("… (10002 characters)")
     assert len(long) < MAX_TEXT + 30
-    assert argument_of("input.1", object()).text == "<builtins.object>"
+    assert scalar_of(object()).text == "<builtins.object>"

@@ -121,22 +121,18 @@ class Stages:
         place.mkdir()
         self.graphs.append(gm)
         self.write(place, "graph", fx_py_source(gm, title=name, **options))
-        return self.saving(place, ("graph",), lambda args: fx.Interpreter(gm).run(*args), (), boxed=False)
+        return self.saving(place, lambda args: fx.Interpreter(gm).run(*args), (), boxed=False)
 
-    def saving(
-        self, place: Path, stems: tuple[str, ...], run: Callable[..., Any], donated: tuple[int, ...], boxed: bool
-    ) -> Callable[..., Any]:
+    def saving(self, place: Path, run: Callable[..., Any], donated: tuple[int, ...], boxed: bool) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             given = list(args[0] if boxed else args)
             before = capture(given)
             result = run(args[0] if boxed else list(args))
             after = capture_after(before, result, given, donated=donated)
-            for stem in stems:
-                dot = "" if stem == "" else f"{stem}."
-                for name, captured in (("inputs", before), ("outputs", after)):
-                    data, records = to_bytes(captured)
-                    (place / f"{dot}{name}.safetensors").write_bytes(data)
-                    (place / f"{dot}{name}.json").write_bytes(records)
+            for name, captured in (("inputs", before), ("outputs", after)):
+                data, records = to_bytes(captured)
+                (place / f"{name}.safetensors").write_bytes(data)
+                (place / f"{name}.json").write_bytes(records)
             return result
 
         return call
@@ -153,8 +149,7 @@ class Stages:
         self.write(place, "output_code", script)
         for stage in ("original", "optimized"):
             self.write(place, stage, self._now[stage])
-        stems = ("", "original", "optimized")
-        output.current_callable = self.saving(place, stems, output.current_callable, self._now["donated"], boxed=True)
+        output.current_callable = self.saving(place, output.current_callable, self._now["donated"], boxed=True)
         return output
 
     def backend(self, gm: fx.GraphModule, inputs: Any) -> Any:
@@ -169,17 +164,13 @@ class Stages:
                 ir = inductor_ir.ir_graph(nodes)
                 self.irs.append((stage, ir))
                 if not ir.name:
-                    kwargs = self._now["kwargs"]
                     self._now["donated"] = inductor_ir.donated_inputs()
                     self._now[stage] = ir_py_source(
                         V.graph.orig_gm,
                         ir,
                         title="lowered",
                         stage=stage,
-                        config=inductor_ir.config_overrides(),
-                        is_inference=kwargs.get("is_inference", False),
-                        is_backward=kwargs.get("is_backward", False),
-                        static_input_idxs=kwargs.get("static_input_idxs", ()),
+                        options=self._now["kwargs"],
                         donated_idxs=self._now["donated"],
                         inputs=self._now["inputs"],
                     )

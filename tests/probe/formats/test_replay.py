@@ -82,10 +82,6 @@ def call(args):
     return (x + _tensor_constant0, )
 
 
-def get_args():
-    return [torch.ones(2)]
-
-
 if __name__ == "__main__":
     print("the generated benchmark")
 """
@@ -93,7 +89,7 @@ if __name__ == "__main__":
 
 def test_output_code_constants_benchmark_and_problems(tmp_path: Path, run_script: Callable[..., Any]) -> None:
     constant = torch.tensor([1.0, 2.0])
-    script = output_code_source(CODE, constants={"_tensor_constant0": constant})
+    script = output_code_source(CODE, constants={"_tensor_constant0": constant}, inputs=[torch.ones(2)])
     path = tmp_path / "output_code.py"
     path.write_text(script.source)
     done = run_script(path)
@@ -108,7 +104,7 @@ def test_output_code_constants_benchmark_and_problems(tmp_path: Path, run_script
     assert run_script(path, "--benchmark").out == "the generated benchmark\n"
     assert script.constants == one_file_bytes({"_tensor_constant0": constant})
 
-    script = output_code_source(CODE, constants={"_torchbind_obj0": object()})
+    script = output_code_source(CODE, constants={"_torchbind_obj0": object()}, inputs=[])
     assert script.constants is None
     (problem,) = script.problems
     path.write_text(script.source)
@@ -125,7 +121,7 @@ def test_output_code_that_does_not_load_decides_nothing(
     path = tmp_path / "output_code.py"
     for head in ("\n", "# AOT ID: ['0_forward']\n"):
         code = f"{head}{text}\n{CODE}"
-        source = output_code_source(code).source
+        source = output_code_source(code, constants={}, inputs=[]).source
         assert source.splitlines()[1 : len(code.splitlines()) - 4] == code.splitlines()[1:-4]  # the trace has numbers
     path.write_text(source)
     done = run_script(path)

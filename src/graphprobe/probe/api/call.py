@@ -29,7 +29,7 @@ from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.probe.api.plan import ApiPlan
 from graphprobe.probe.api.value_slots import INPUTS, Values, output_name, take
 from graphprobe.store.api_writer import ApiWriter, Head, RawCall, Slot
-from graphprobe.store.calls import ApiSlot, CallDirection, CompiledRegion, SlotRole
+from graphprobe.store.calls import CallDirection, CompiledRegion, SlotRole, WrittenSlot
 
 logger = logging.getLogger("graphprobe")
 
@@ -426,7 +426,7 @@ class OpenCall:
         try:
             return self.session.values.slot(name, role, tensor)
         except Exception as error:  # one value is missing, and the dump goes on
-            return ApiSlot(name, role, missing=f"it could not be looked at: {type(error).__name__}: {error}")
+            return WrittenSlot(name, role, missing=f"it could not be looked at: {type(error).__name__}: {error}")
 
     def doubt(self, name: str) -> None:
         """This input may be written to where its version counter does not see it: it is looked at again."""

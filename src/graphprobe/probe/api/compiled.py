@@ -24,7 +24,7 @@ from graphprobe.probe.api.call import OpenCall
 from graphprobe.probe.api.modules import ModuleWatch
 from graphprobe.probe.api.patched import ApiMode
 from graphprobe.probe.api.session import ApiSession
-from graphprobe.store.calls import COMPILED, ApiSlot, CompiledRegion
+from graphprobe.store.calls import COMPILED, CompiledRegion, WrittenSlot
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
@@ -182,16 +182,9 @@ class CompiledWatch:
         try:
             with unseen():
                 module = self._module(function)
-                call = self._begin_call(function, module)
+                call = self._begin_call(function, module, args, kwargs)
                 if call is not None:
-                    call.take_inputs(args, kwargs)
                     call.notes.append(COMPILED)
-                    if module is not None:
-                        for name, parameter in module.named_parameters():
-                            call.add_tensor(f"parameter.{name}", "parameter", parameter)
-                        for name, buffer in module.named_buffers():
-                            call.add_tensor(f"buffer.{name}", "buffer", buffer)
-                            call.doubt(f"buffer.{name}")
             return call
         except Exception as error:
             session.fail("compiled code", error)
@@ -205,26 +198,29 @@ class CompiledWatch:
         owner = getattr(function, "__self__", None)
         return owner if isinstance(owner, torch.nn.Module) else None
 
-    def _begin_call(self, function: Any, module: torch.nn.Module | None) -> OpenCall | None:
+    def _begin_call(
+        self, function: Any, module: torch.nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> OpenCall | None:
         session = self._session
         modules = session.modules
         if module is not None:
             path = session.paths.module(module, modules[-1][1] if modules else None)
-            name = type(module).__name__
-            label = f"Module.{path}.{name}" if path else f"Module.{name}"
-            return session.begin("module", name, label, (name, path), sys._getframe(4), module=path)
+            return self._modules.begin_call(module, path, args, kwargs, sys._getframe(4), below=True)
         if session.plan.level == "module":
             return None
         name = getattr(function, "__qualname__", type(function).__name__)
         label = f"compiled.{name}"
         path = modules[-1][1] if modules else ""
-        return session.begin("api", label, label, (label, name), sys._getframe(4), module=path)
+        call = session.begin("api", label, label, (label, name), sys._getframe(4), module=path)
+        if call is not None:
+            call.take_inputs(args, kwargs)
+        return call
 
     def _end(self, call: OpenCall, result: Any) -> None:
         try:
             with unseen():
                 if result is UNTOLD:
-                    call.slots.append(ApiSlot(name="output.0", role="output", missing=NO_RESULT))
+                    call.slots.append(WrittenSlot(name="output.0", role="output", missing=NO_RESULT))
                 else:
                     call.take_results(result)
                 call.close()

@@ -95,18 +95,21 @@ class ModuleWatch:
         modules.append((module, path, call))
 
     def begin_call(
-        self, module: torch.nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any
+        self, module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any], frame: Any, *, below: bool = False
     ) -> OpenCall | None:
-        """The record of a run, with inputs, parameters and buffers; None where it is not wanted."""
+        """The record of a run, with inputs, parameters and buffers, `below` also those of the modules inside; None
+        where it is not wanted."""
         api = type(module).__name__
         label = f"Module.{path}.{api}" if path else f"Module.{api}"
         call = self._session.begin("module", api, label, (api, path, f"Module.{path}"), frame, module=path)
         if call is not None:
             call.take_inputs(args, kwargs)
-            for name, parameter in own_parameters(module).items():
+            parameters: Any = module.named_parameters() if below else own_parameters(module).items()
+            for name, parameter in parameters:
                 if parameter is not None:
                     call.add_tensor(f"parameter.{name}", "parameter", parameter)
-            for name, buffer in own_buffers(module).items():
+            buffers: Any = module.named_buffers() if below else own_buffers(module).items()
+            for name, buffer in buffers:
                 if buffer is not None:
                     call.add_tensor(f"buffer.{name}", "buffer", buffer)
                     call.doubt(f"buffer.{name}")

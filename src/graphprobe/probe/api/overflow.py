@@ -38,7 +38,7 @@ from graphprobe.probe.dump.overflow_rules import (
     memory_of,
 )
 from graphprobe.probe.dump.tensors import dump_value, leaves, scalar_of, slots_from_inputs, slots_from_outputs
-from graphprobe.probe.dump.traits import BOTH, MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
+from graphprobe.probe.dump.traits import MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import CallDirection
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes
@@ -91,11 +91,7 @@ def traits_of(op: EagerOp, inputs: Sequence[tuple[str, Any]], outputs: Sequence[
     kwargs = {name: of(f"kwarg.{name}", value) for name, value in op.kwargs.items()}
     node = graph.call_function(op.target, args, kwargs)
     node.meta["val"] = outputs[0][1]
-    try:
-        table = tables([node], whole)[node]
-    except Exception:  # arguments of a kind that the rules do not know: then nothing is said against the operator
-        table = (BOTH, BOTH, BOTH, BOTH)
-    return OpTraits(infinities={"": table})
+    return OpTraits(infinities={"": tables([node], whole)[node]})
 
 
 def _signs_of(tensor: torch.Tensor) -> Signs:

@@ -7,6 +7,7 @@ Parameters, buffers and leaves are state; the rest is data, or a result.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +42,7 @@ from graphprobe.internals.tensors import (
 from graphprobe.probe.dump.tensors import PLAIN_SCALARS, _memory, _to_host, is_capturing, leaves, scalar_of
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.api_writer import ApiWriter, Handed, RawSlot, RawValue, Slot, value_name
-from graphprobe.store.calls import ApiSlot, Holder, SlotRole
+from graphprobe.store.calls import Holder, SlotRole, WrittenSlot
 from graphprobe.store.dump_queue import Array
 
 _MANY_HELD = 65536
@@ -176,7 +177,9 @@ class Values:
             held = "parameter" if cls is _PARAMETER else self.held.holder_of(tensor, address)
         stats = known.stats
         if known.payload is None and not callable(stats):
-            return ApiSlot(name, role, known.meta, stats, None, "", False, known.missing, tensor.requires_grad, held)
+            return WrittenSlot(
+                name, role, known.meta, stats, None, "", False, known.missing, tensor.requires_grad, held
+            )
         return RawSlot(
             name, role, known.meta, stats, None, known.payload, known.sampled, known.missing, tensor.requires_grad, held
         )
@@ -243,19 +246,13 @@ class Values:
         held: Holder = self._special_holder(tensor) if role == "input" else ""
         try:
             with quiet():
-                if is_wrapped(tensor):
-                    tensor, note = physical(tensor)
-                    if note and note not in self.notes:
-                        self.notes.append(note)
-                    with without_transforms():
-                        meta = meta_of(tensor)
-                        found = self._look(readable(tensor))
-                else:
-                    local, note = local_of(tensor)
-                    if note and note not in self.notes:
-                        self.notes.append(note)
-                    meta = meta_of(local)
-                    found = self._look(readable(local))
+                transformed = is_wrapped(tensor)
+                inner, note = physical(tensor) if transformed else local_of(tensor)
+                if note and note not in self.notes:
+                    self.notes.append(note)
+                with without_transforms() if transformed else contextlib.nullcontext():
+                    meta = meta_of(inner)
+                    found = self._look(readable(inner))
         except Exception as error:
             return RawSlot(name, role, meta, missing=_why(error), requires_grad=requires_grad, held=held)
         return RawSlot(name, role, meta, found[0], None, found[1], found[2], found[3], requires_grad, held)
@@ -388,11 +385,11 @@ def take(name: str, role: SlotRole, value: Any, slots: list[Slot], on_tensor: On
 def scalar_slot(name: str, role: SlotRole, value: Any) -> Slot:
     """The slot of what is no tensor; programs pass the same numbers and texts again and again."""
     if type(value) not in PLAIN_SCALARS or value == 0 or role != "input":  # the sign of zero is in the text alone
-        return ApiSlot(name, role, None, None, scalar_of(value))
+        return WrittenSlot(name, role, None, None, scalar_of(value))
     key = (name, type(value), value)
     found = _slots.get(key)
     if found is None:
-        found = ApiSlot(name, role, None, None, scalar_of(value))
+        found = WrittenSlot(name, role, None, None, scalar_of(value))
         if len(_slots) < 4096:
             _slots[key] = found
     return found

@@ -31,11 +31,8 @@ from graphprobe.store.dump_records import Engine
 
 Compiled = Callable[..., Any]
 
-STAGES = ("dynamo", "aot", "post_grad")
-"""Which graph the interpreter runs: Dynamo's, AOTAutograd's, or Inductor's after all passes."""
-
-_UNCHANGED = (("eager", "dynamo"), ("aot_eager", "aot"))
-"""Backend and stage whose graphs the interpreter runs as the backend itself would."""
+UNCHANGED = ("eager", "aot_eager")
+"""Backends whose graphs the interpreter runs as the backend itself would."""
 
 
 class DumpBackend:
@@ -45,13 +42,15 @@ class DumpBackend:
         plan: enabled.
         name: the other backend's name; only of `inductor` is there code to stand in.
         mode: Inductor's.
-        stage: one of `STAGES`, for the interpreter; None: the last that the backend has.
+
+    Attributes:
+        stage: the last that the backend has, whose graphs an interpreter runs: `dynamo`, `aot`, or `post_grad`.
 
     Raises:
-        SettingError: the backend has no such engine or stage.
+        SettingError: the backend has no such engine.
     """
 
-    def __init__(self, plan: DumpPlan, *, name: str = "inductor", mode: str | None = None, stage: str | None = None):
+    def __init__(self, plan: DumpPlan, *, name: str = "inductor", mode: str | None = None) -> None:
         inductor = name == "inductor"
         engine: Engine = plan.engine or ("kernel" if inductor else "interpreter")
         if engine not in ENGINES:
@@ -63,18 +62,13 @@ class DumpBackend:
                 f"dump_config.engine = {engine!r}: the backend {name!r} launches no kernels of Inductor's",
                 hint="use engine = 'interpreter', or the backend 'inductor'",
             )
-        possible = STAGES if inductor else STAGES[:-1]
-        if stage is not None and stage not in possible:
-            raise SettingError(f"the backend {name!r} has no stage {stage!r}", hint=f"it has {', '.join(possible)}")
-        if stage is not None and engine != "interpreter":
-            raise SettingError(f"a stage means something to the interpreter, not to the engine {engine!r}")
         self.__name__ = name
         self.plan = plan
         self.engine = engine
-        self.stage = stage or ("post_grad" if inductor else "dynamo" if name.startswith("eager") else "aot")
+        self.stage = "post_grad" if inductor else "dynamo" if name.startswith("eager") else "aot"
         self._mode = mode
         # The eager backends run these very graphs; in the place of compiled code they change the rounding.
-        self._perturbs = self.engine == "interpreter" and (name, self.stage) not in _UNCHANGED
+        self._perturbs = self.engine == "interpreter" and name not in UNCHANGED
         self._opened = session_for(plan)
         begin_single_ops(self._opened)
 

@@ -49,7 +49,7 @@ inf, nan = math.inf, math.nan
 data = pathlib.Path(__file__).with_name({file!r}).read_bytes()
 length = struct.unpack("<Q", data[:8])[0]
 header = json.loads(data[8 : 8 + length])
-slots = {{slot["name"]: slot["meta"] for slot in json.loads(header["__metadata__"][{key!r}])["slots"]}}
+slots = {{slot["name"]: slot.get("meta") for slot in json.loads(header["__metadata__"][{key!r}])["slots"]}}
 
 
 def value(name):

@@ -23,11 +23,8 @@ Kind = Literal["nan", "inf", "saturated"]
 MOST_ELEMENTS = 8
 """Elements of an output that are named."""
 
-_JUDGED = {
-    getattr(torch, name)
-    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-}
+_JUDGED = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz})
+_JUDGED |= {torch.float8_e5m2, torch.float8_e5m2fnuz}
 
 
 class FloatSummary(NamedTuple):

@@ -24,10 +24,11 @@ from graphprobe.probe.dump.running import (
     why_no_call,
 )
 from graphprobe.probe.dump.single_ops import MODEL
-from graphprobe.probe.dump.tensors import argument_of, dump_value, live_stats, stream_of
+from graphprobe.probe.dump.tensors import dump_value, live_stats, scalar_of, stream_of
 from graphprobe.records import TensorMeta, TensorStats
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.dump_format import OpForm
-from graphprobe.store.dump_records import Argument, Data, Place, Side, Slot
+from graphprobe.store.dump_records import Data, Place, Side
 from graphprobe.store.dump_writer import DumpWriter
 
 _forms = Forms()
@@ -105,14 +106,14 @@ def _memory(value: Any) -> int | None:
 class _Kept:
     """What is kept of one execution: the tensors, and the arguments that are none."""
 
-    __slots__ = ("arguments", "data", "has_data", "slots", "stats")
+    __slots__ = ("data", "has_data", "scalars", "slots", "stats")
 
     def __init__(self) -> None:
         self.slots: list[str | TensorMeta] = []
-        """Of each slot its name, its side and its meta, one after the other."""
+        """Of each tensor its name, its side and its meta, one after the other."""
         self.data: list[Data | None] = []
         self.stats: list[Stats | None] = []
-        self.arguments: list[Argument] = []
+        self.scalars: list[WrittenSlot] = []
         self.has_data = False
 
     def add(self, name: str, side: Side, meta: TensorMeta, data: Data | None, stats: Stats | None) -> None:
@@ -134,13 +135,13 @@ class _Selection:
     def form(self, op: GraphOp, kept: _Kept) -> OpForm:
         """The form of an execution: the last one, while nothing but values has changed."""
         last = self._last[op.index]
-        if last is not None and last[0].slots == kept.slots and last[0].arguments == kept.arguments:
+        if last is not None and last[0].slots == kept.slots and last[0].scalars == kept.scalars:
             return last[1]
         parts: Any = kept.slots
-        slots = [Slot(*part) for part in zip(parts[::3], parts[1::3], parts[2::3], strict=True)]
-        form = OpForm(op.info, slots, kept.arguments, op.notes)
+        slots = [WrittenSlot(*part) for part in zip(parts[::3], parts[1::3], parts[2::3], strict=True)]
+        form = OpForm(op.info, [*slots, *kept.scalars], op.notes)
         known = _Kept()
-        known.slots, known.arguments = kept.slots, kept.arguments
+        known.slots, known.scalars = kept.slots, kept.scalars
         self._last[op.index] = (known, form)
         return form
 
@@ -265,7 +266,7 @@ class OpRecorder(OpObserver):
             if narrowed is not None and not narrowed.keeps(side, _position(name)):
                 continue
             if not isinstance(value, torch.Tensor):
-                kept.arguments.append(argument_of(name, value))
+                kept.scalars.append(WrittenSlot(name, side, scalar=scalar_of(value)))
                 continue
             if memo is not None:
                 try:

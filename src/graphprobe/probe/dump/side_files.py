@@ -25,8 +25,9 @@ from graphprobe.probe.dump.running import (
     place_of,
     why_no_call,
 )
-from graphprobe.probe.dump.tensors import argument_of, dump_value, is_tensor
+from graphprobe.probe.dump.tensors import dump_value, is_tensor, scalar_of
 from graphprobe.store import dump_records
+from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.dump_reader import FINDINGS
 from graphprobe.store.dump_records import Place, Side
 from graphprobe.store.dump_writer import DumpWriter
@@ -94,14 +95,14 @@ class FindingObserver(OpObserver):
     ) -> tuple[int | None, str]:
         """Dump an op as any other, with what lies in its slots. Returns its number and its file in the time folder."""
         writer, stats = self._writer(), self._plan.data == "stats"
-        values, arguments = [], []
+        values, scalars = [], []
         for slot, side, value in slots:
             if is_tensor(value):
                 values.append(dump_value(slot, side, value, stats=stats, pool=writer.pool))
             else:
-                arguments.append(argument_of(slot, value))
+                scalars.append(WrittenSlot(slot, side, scalar=scalar_of(value)))
         place, time_ns = self.place(call), time_ns or time.time_ns()
-        seq = writer.submit(op.info, place, values, arguments=arguments, notes=(*op.notes, *notes), time_ns=time_ns)
+        seq = writer.submit(op.info, place, values, scalars=scalars, notes=(*op.notes, *notes), time_ns=time_ns)
         if seq is None:
             return None, ""
         name = dump_records.op_file(op.info.op_type, op.info.op_name, seq, time_ns // 1000)

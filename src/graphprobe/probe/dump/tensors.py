@@ -12,12 +12,12 @@ import torch
 
 from graphprobe.engine.tensor_stats import finish, meta_of, readable, stats_async, stats_of
 from graphprobe.errors import GraphprobeError
-from graphprobe.internals.quiet import is_fake, quiet
-from graphprobe.internals.tensors import PLAIN_TYPES
+from graphprobe.internals.quiet import quiet
+from graphprobe.internals.tensors import is_plain
 from graphprobe.records import TensorStats
 from graphprobe.store.calls import Scalar
 from graphprobe.store.dump_queue import Array, CopyPool
-from graphprobe.store.dump_records import Argument, Buffer, Data, DumpValue, Side
+from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side
 
 MAX_TEXT = 4096
 """Longest text kept of an argument that is no tensor, in characters."""
@@ -74,12 +74,6 @@ def _items(value: object) -> Iterable[tuple[object, object]]:
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, list | tuple) else ()
-
-
-def argument_of(name: str, value: object) -> Argument:
-    """How an argument of an op that is no tensor is kept."""
-    found = scalar_of(value)
-    return Argument(name, found.type, found.text)
 
 
 def scalar_of(value: Any) -> Scalar:
@@ -156,7 +150,7 @@ def live_stats(tensor: torch.Tensor) -> TensorStats | Callable[[], TensorStats]:
 
 
 def _data(tensor: torch.Tensor, pool: CopyPool) -> Data:
-    if not _is_plain(tensor):
+    if not is_plain(tensor) or tensor.is_quantized:
         tensor = _plain(tensor)
     if tensor.is_cpu and tensor.is_contiguous():
         return _Copy(tensor, pool)
@@ -225,17 +219,6 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     array = (ctypes.c_uint8 * size_bytes).from_address(tensor.data_ptr())
     array.tensor = tensor  # type: ignore[attr-defined]  # ctypes arrays take attributes
     return memoryview(array).cast("B")
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in PLAIN_TYPES
-        and tensor.layout is torch.strided
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not tensor.is_quantized
-        and not is_fake(tensor)
-    )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,6 @@ def module(cls, plain, tensors, children):
 _OWN = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOKS = tuple(name for name in _OWN if name.endswith("_hooks"))
 
-STEMS = ("{stem}.inputs", "{stem}.outputs")
 RESERVED = frozenset(
     "torch operator math builtins g node root constants attach hop resolve custom_op sym build module".split()
 ) | frozenset(keyword.kwlist)
@@ -90,7 +89,7 @@ def graphprobe_run():
 
 
 if __name__ == "__main__":
-    sys.exit(main(graphprobe_run, METAS, __file__, {stems!r}, PROBLEMS, eager={eager}))
+    sys.exit(main(graphprobe_run, METAS, __file__, PROBLEMS, eager={eager}))
 """
 
 
@@ -237,7 +236,6 @@ def fx_py_source(
     title: str,
     inputs: Sequence[object] | None = None,
     eager: bool = False,
-    stems: tuple[str, str] = STEMS,
 ) -> Script:
     """A Python file that defines `build() -> torch.fx.GraphModule`, and when run, runs the graph and compares.
 
@@ -248,7 +246,6 @@ def fx_py_source(
         title: first line of the file, as a comment.
         inputs: example inputs, for making inputs when none were saved; None takes the placeholders' metadata.
         eager: the graph is one of Dynamo's: run it with gradients enabled and under the recorded autocast.
-        stems: names of the saved inputs and outputs, without suffix; `{stem}` stands for the script's own stem.
 
     What cannot be reproduced elsewhere (functions of `__main__`, tensor subclasses, script objects) is listed in
     `Script.problems` and in the file's head; the file then exits 125. It never raises for such graphs.
@@ -256,7 +253,7 @@ def fx_py_source(
     graph = GraphSource(gm)
     text = preamble(title, graph, example_inputs(gm) if inputs is None else inputs)
     return Script(
-        source=text + "\n" + MAIN.format(stems=stems, eager=eager),
+        source=text + "\n" + MAIN.format(eager=eager),
         constants=one_file_bytes(graph.tensors) if graph.tensors else None,
         problems=tuple(graph.problems),
     )

@@ -11,7 +11,7 @@ from torch import fx
 from graphprobe.engine.values import one_file_bytes
 from graphprobe.internals.ir.records import IRGraph
 from graphprobe.probe.formats import Script
-from graphprobe.probe.formats.fx_py import STEMS, GraphSource, example_inputs, preamble
+from graphprobe.probe.formats.fx_py import GraphSource, preamble
 from graphprobe.probe.formats.literals import Unreproducible, metas_text
 
 NODE_META = (
@@ -157,7 +157,7 @@ def graphprobe_run():
 
 
 if __name__ == "__main__":
-    sys.exit(main(graphprobe_run, METAS, __file__, STEMS, PROBLEMS) or int(bool(DIFFERENT)))
+    sys.exit(main(graphprobe_run, METAS, __file__, PROBLEMS) or int(bool(DIFFERENT)))
 '''
 
 
@@ -167,50 +167,43 @@ def ir_py_source(
     *,
     title: str,
     stage: Literal["original", "optimized"],
-    config: Mapping[str, object],
-    is_inference: bool,
-    is_backward: bool,
-    static_input_idxs: Sequence[int] = (),
-    donated_idxs: Sequence[int] = (),
-    inputs: Sequence[object] | None = None,
-    stems: tuple[str, str] = STEMS,
+    options: Mapping[str, Any],
+    donated_idxs: Sequence[int],
+    inputs: Sequence[object],
 ) -> Script:
     """A script that rebuilds the graph Inductor lowered and lowers it again.
 
-    Run, it lowers `gm` with `config` and with post-grad passes off, compares the scheduler's nodes (name, kind, fused
-    members, outputs with dtype, shape, stride, device) with `ir`, then runs as `fx_py` scripts do. It exits 0 when
-    both agree, 1 when either differs, 125 when it cannot run.
+    Run, it lowers `gm` with the settings that are in force now and with post-grad passes off, compares the scheduler's
+    nodes (name, kind, fused members, outputs with dtype, shape, stride, device) with `ir`, then runs as `fx_py` scripts
+    do. It exits 0 when both agree, 1 when either differs, 125 when it cannot run.
 
     Args:
         gm: the graph after the post-grad passes, as it was lowered.
         ir: the recorded scheduler nodes of the same, outermost graph.
         stage: `original` compares before fusion, `optimized` after.
-        config: Inductor settings that differ from their defaults (`internals.inductor_ir.config_overrides()`).
-        is_inference, is_backward, static_input_idxs: as given to `compile_fx_inner`.
+        options: as given to `compile_fx_inner`.
         donated_idxs: inputs that a backward may overwrite (`internals.inductor_ir.donated_inputs()`).
-        inputs: example inputs of the compile, fake tensors and symbolic numbers; None takes the placeholders' values.
+        inputs: example inputs of the compile, fake tensors and symbolic numbers.
     """
     # Private torch is loaded only where Inductor ran.
     from graphprobe.internals.ir import scheduler_nodes as inductor_ir
 
     graph = GraphSource(gm)
-    given = example_inputs(gm) if inputs is None else list(inputs)
-    examples = _body("examples", "[", [_example(graph, value) for value in given], "]")
+    examples = _body("examples", "[", [_example(graph, value) for value in inputs], "]")
     metadata = _body("metadata", "{", _metadata(graph, gm, ""), "}")
-    known, guards = inductor_ir.symbols(given)
+    known, guards = inductor_ir.symbols(inputs)
     facts = {
         "STAGE": stage,
         "TAP": "log_ir_pre_fusion" if stage == "original" else "log_ir_post_fusion",
-        "IS_INFERENCE": is_inference,
-        "IS_BACKWARD": is_backward,
-        "STATIC_INPUT_IDXS": list(static_input_idxs),
+        "IS_INFERENCE": bool(options.get("is_inference")),
+        "IS_BACKWARD": bool(options.get("is_backward")),
+        "STATIC_INPUT_IDXS": list(options.get("static_input_idxs") or ()),
         "DONATED_IDXS": list(donated_idxs),
         "NUM_THREADS": torch.get_num_threads(),
-        "STEMS": stems,
-        "CONFIG": dict(config),
+        "CONFIG": dict(inductor_ir.config_overrides()),
         "GUARDS": guards,
     }
-    head = preamble(title, graph, given)  # after every literal was made, so that it lists all problems
+    head = preamble(title, graph, inputs)  # after every literal was made, so that it lists all problems
     settings = "".join(f"{name} = {value!r}\n" for name, value in facts.items())
     tables = f"SYMBOLS = {metas_text(known)}\nRECORDED = {metas_text(_rows(ir))}\n"
     data = settings + tables.rstrip()

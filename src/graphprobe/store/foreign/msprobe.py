@@ -29,7 +29,6 @@ _STEP = re.compile(r"step(\d{1,18})")
 _RANK = re.compile(r"rank(\d{0,18})")
 _PROC = re.compile(r"proc(\d{1,18})")
 _FRAME = re.compile(r"File (?P<file>.*), line (?P<line>\d+), in (?P<function>[^,]*), *\n *(?P<code>.*)", re.DOTALL)
-_ODD_NUMBER = re.compile(rb"(?m)^(\s*(?:\"[^\"\\\n]*\":\s*)?)(NaN|-?Infinity)(?=,?\s*$)")
 
 EDGE_NOTE = (
     "msprobe has the gradients that leave the last autograd node of an API, in the node's order: they are those of the"
@@ -198,12 +197,7 @@ class MsprobeDump:
             return msgspec.json.decode(data, type=_Head)
         except UNREADABLE:
             pass
-        # Python writes NaN and Infinity, which JSON has not; as texts they are read like the numbers beside them.
-        try:
-            return msgspec.json.decode(_ODD_NUMBER.sub(rb'\1"\2"', data), type=_Head)
-        except UNREADABLE:
-            pass
-        try:
+        try:  # Python writes NaN and Infinity, which JSON has not
             whole = json.loads(data)
             texts = {name: value for name in _TEXTS if isinstance(value := whole.get(name), str)}
             return _Head(

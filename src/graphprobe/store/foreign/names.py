@@ -153,9 +153,7 @@ def api_from_foreign(kind: str, name: str) -> str:
 
     A kind that is not in `PREFIXES` keeps its word: `Jit.script_fn`.
     """
-    if kind == "Module":
-        return name
-    if kind == OTHER:
+    if kind in ("Module", OTHER):
         return name
     if kind in ("Tensor", "Torch"):
         name = OPERATORS.get(name, name)
