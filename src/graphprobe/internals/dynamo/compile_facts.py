@@ -77,12 +77,6 @@ def given_up() -> dict[str, int]:
     return {str(reason): int(count) for reason, count in reasons if not str(reason).startswith(GENERATOR)}
 
 
-def graph_breaks() -> dict[str, int]:
-    """Graph breaks by now, over the whole process, by reason: also those before which there was no graph."""
-    counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
-    return {str(reason): int(count) for reason, count in counters.get("graph_break", {}).items()}
-
-
 def calls_of(gm: Any) -> Iterator[Any]:
     """The nodes of an FX graph that call something, those of a nested graph where it is first named."""
     seen: set[str] = set()
