@@ -303,7 +303,8 @@ def summary_of(profile: Profile) -> TimingSummary:
     """Phases by own time, passes by total time, functions by total time."""
     spans = profile.spans
     roots = [_root(spans, index) for index in range(len(spans))]
-    inside = [index for index in range(len(spans)) if _compiles(spans[roots[index]])]
+    # Imports before the first compile, and builds on a thread of their own, are no compile by themselves.
+    inside = [index for index in range(len(spans)) if spans[roots[index]].kind in ("phase", "pass")]
     compile_roots = [spans[index] for index in inside if spans[index].parent < 0]
     phases = _phases(spans, inside)
     beside = [span for span in spans if span.parent < 0 and span.kind in ("build", "load")]
@@ -341,11 +342,6 @@ def enclosing(spans: list[Span], index: int) -> Iterator[int]:
 
 def _root(spans: list[Span], index: int) -> int:
     return next((outer for outer in enclosing(spans, index) if spans[outer].parent < 0), index)
-
-
-def _compiles(root: Span) -> bool:
-    """Imports before the first compile, and builds on a thread of their own, are no compile by themselves."""
-    return root.kind in ("phase", "pass")
 
 
 def _phases(spans: list[Span], chosen: list[int]) -> list[Row]:
