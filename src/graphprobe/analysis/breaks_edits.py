@@ -96,7 +96,7 @@ class EditedSource:
     def apply(self, edits: Sequence[tuple[int, Edit]]) -> None:
         """Apply numbered edits, the innermost first; what cannot be applied is left out."""
         found = [(number, edit, *self._located(edit)) for number, edit in edits]
-        for number, edit, node, statement in sorted(found, key=lambda row: -self._depth(row[2] or row[3])):
+        for number, edit, node, statement in sorted(found, key=lambda row: -len([*self._above(row[2] or row[3])])):
             change: Callable[..., bool] = getattr(self, f"_{edit.action}")
             if statement is not None:
                 change(number, edit, node, statement)
@@ -118,7 +118,8 @@ class EditedSource:
         if statement is None or function is None or self._looped(node or statement):
             return False
         given = {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
-        inside, read = list(ast.walk(function)), set(map(ast.unparse, _expressions(node or statement)))
+        inside, place = list(ast.walk(function)), ast.walk(node or statement)
+        read = {ast.unparse(n) for n in place if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
         own = set(ast.walk(statement))
         parts = [n for n in inside if isinstance(n, ast.Attribute | ast.Subscript) and n not in own and _writes(n)]
         changed = any(read & set(map(ast.unparse, (part, part.value))) - {"self"} for part in parts)
@@ -168,9 +169,6 @@ class EditedSource:
             node = self._parents.get(node)
             if node is not None:
                 yield node
-
-    def _depth(self, node: ast.AST | None) -> int:
-        return sum(1 for _ in self._above(node))
 
     def _put(self, old: ast.AST, *new: ast.AST) -> bool:
         above = self._parents[old]
@@ -278,10 +276,6 @@ class EditedSource:
         if not stored or ("\n    " in body and any(hasattr(inner, "body") for inner in statement.body)):
             return False
         return self._put(statement, *_parsed(f"{text}({names}) = torch.while_loop(__test, __body, ({names}))"))
-
-
-def _expressions(node: ast.AST) -> Iterator[ast.expr]:
-    return (inner for inner in ast.walk(node) if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript))
 
 
 def _writes(part: ast.Attribute | ast.Subscript) -> bool:
