@@ -103,13 +103,8 @@ class EditedSource:
 
     def codes(self, file: str) -> dict[tuple[str, int], CodeType]:
         """The code of each function, by its name and first line."""
-        found: dict[tuple[str, int], CodeType] = {}
-        level = [compile(ast.fix_missing_locations(self.tree), file, "exec", dont_inherit=True)]
-        while level:
-            code = level.pop()
-            found[code.co_qualname, code.co_firstlineno] = code
-            level += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        return found
+        whole = compile(ast.fix_missing_locations(self.tree), file, "exec", dont_inherit=True)
+        return {(code.co_qualname, code.co_firstlineno): code for code in codes_in(whole)}
 
     def movable(self, edit: Edit) -> bool:
         """Whether a place can be moved in front of its function: it runs once, and reads what is there before."""
@@ -311,3 +306,11 @@ def _only(body: Sequence[ast.stmt]) -> ast.stmt | None:
 
 def _where(test: ast.expr, first: ast.expr, other: ast.expr) -> ast.expr:
     return ast.Call(_expression("torch.where"), [_expression(ast.unparse(as_mask(test))), first, other], [])
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """The code of the functions inside of a function, the outer ones first."""
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    yield from inner
+    for part in inner:
+        yield from codes_in(part)
