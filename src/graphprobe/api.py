@@ -308,7 +308,7 @@ def _check_amounts(function: str, **given: object) -> None:
 
 def _check_number(function: str, noun: str, **given: object) -> None:
     for name, value in given.items():
-        if value is not None and not _is_number(value):
+        if value is not None and not (type(value) is int and value >= 1):
             raise UsageError(f"{function}({name}={value!r}): it takes a number of {noun} from 1, or None")
 
 
@@ -320,10 +320,6 @@ def _check_search(hints: object, fail_regex: str | None, max_calls: object) -> N
         re.compile(fail_regex or "")
     except (re.error, TypeError) as error:
         raise UsageError(f"reduce(fail_regex={fail_regex!r}): it is no regular expression: {error}") from error
-
-
-def _is_number(value: object) -> bool:
-    return type(value) is int and value >= 1
 
 
 def _numbers(name: str, values: Any) -> frozenset[int] | None:

@@ -371,6 +371,11 @@ class FunctionDiagnosis(Diagnosis, kw_only=True):
 
     function: str
 
+    @classmethod
+    def of(cls, function: str, diagnosis: Diagnosis) -> FunctionDiagnosis:
+        """The diagnosis of a function."""
+        return cls(function=function, **{name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__})
+
 
 class CallsLookedAt(msgspec.Struct, frozen=True):
     """What a verdict on a function of a script is about.

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import graphprobe
+from graphprobe.analysis.breaks_text import plain_name
 from graphprobe.analysis.recompiles import function_name
 from graphprobe.backends.explain import ExplainWithBackend
-from graphprobe.internals.dynamo.compile_facts import compiled_now, plain_name
+from graphprobe.internals.dynamo.compile_facts import compiled_now
 from graphprobe.store import Run
 
 

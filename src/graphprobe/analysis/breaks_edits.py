@@ -96,20 +96,15 @@ class EditedSource:
     def apply(self, edits: Sequence[tuple[int, Edit]]) -> None:
         """Apply numbered edits, the innermost first; what cannot be applied is left out."""
         found = [(number, edit, *self._located(edit)) for number, edit in edits]
-        for number, edit, node, statement in sorted(found, key=lambda row: -self._depth(row[2] or row[3])):
+        for number, edit, node, statement in sorted(found, key=lambda row: -len([*self._above(row[2] or row[3])])):
             change: Callable[..., bool] = getattr(self, f"_{edit.action}")
             if statement is not None:
                 change(number, edit, node, statement)
 
     def codes(self, file: str) -> dict[tuple[str, int], CodeType]:
         """The code of each function, by its name and first line."""
-        found: dict[tuple[str, int], CodeType] = {}
-        level = [compile(ast.fix_missing_locations(self.tree), file, "exec", dont_inherit=True)]
-        while level:
-            code = level.pop()
-            found[code.co_qualname, code.co_firstlineno] = code
-            level += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        return found
+        whole = compile(ast.fix_missing_locations(self.tree), file, "exec", dont_inherit=True)
+        return {(code.co_qualname, code.co_firstlineno): code for code in codes_in(whole)}
 
     def movable(self, edit: Edit) -> bool:
         """Whether a place can be moved in front of its function: it runs once, and reads what is there before."""
@@ -118,7 +113,8 @@ class EditedSource:
         if statement is None or function is None or self._looped(node or statement):
             return False
         given = {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
-        inside, read = list(ast.walk(function)), set(map(ast.unparse, _expressions(node or statement)))
+        inside, place = list(ast.walk(function)), ast.walk(node or statement)
+        read = {ast.unparse(n) for n in place if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
         own = set(ast.walk(statement))
         parts = [n for n in inside if isinstance(n, ast.Attribute | ast.Subscript) and n not in own and _writes(n)]
         changed = any(read & set(map(ast.unparse, (part, part.value))) - {"self"} for part in parts)
@@ -168,9 +164,6 @@ class EditedSource:
             node = self._parents.get(node)
             if node is not None:
                 yield node
-
-    def _depth(self, node: ast.AST | None) -> int:
-        return sum(1 for _ in self._above(node))
 
     def _put(self, old: ast.AST, *new: ast.AST) -> bool:
         above = self._parents[old]
@@ -280,10 +273,6 @@ class EditedSource:
         return self._put(statement, *_parsed(f"{text}({names}) = torch.while_loop(__test, __body, ({names}))"))
 
 
-def _expressions(node: ast.AST) -> Iterator[ast.expr]:
-    return (inner for inner in ast.walk(node) if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript))
-
-
 def _writes(part: ast.Attribute | ast.Subscript) -> bool:
     """Whether something is assigned to it, or it is a method that changes its tensor, such as `add_`."""
     method = isinstance(part, ast.Attribute) and part.attr.endswith("_") and not part.attr.endswith("__")
@@ -317,3 +306,11 @@ def _only(body: Sequence[ast.stmt]) -> ast.stmt | None:
 
 def _where(test: ast.expr, first: ast.expr, other: ast.expr) -> ast.expr:
     return ast.Call(_expression("torch.where"), [_expression(ast.unparse(as_mask(test))), first, other], [])
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """The code of the functions inside of a function, the outer ones first."""
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    yield from inner
+    for part in inner:
+        yield from codes_in(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from graphprobe.errors import last_line
 from graphprobe.records import Int64
 from graphprobe.store.schema import UNREADABLE, json_from_value
 
@@ -119,3 +120,29 @@ def facts_from_lines(data: bytes) -> tuple[list[BreakFact], list[UncompiledFact]
 def line_from_fact(fact: Fact) -> str:
     """The fact as one line of `graph_breaks.jsonl`, with its newline."""
     return json_from_value(fact).decode() + "\n"
+
+
+class HeardBreaks:
+    """Observes the breaks of a process, and keeps their facts."""
+
+    def __init__(self) -> None:
+        self.breaks: list[BreakFact] = []
+        self.uncompiled_functions: list[UncompiledFact] = []
+        self.notes: list[str] = []
+
+    def means(self, backend: object) -> bool:
+        """Whether breaks of what is compiled with this backend count."""
+        return True
+
+    def graph_break(self, fact: BreakFact, backend: object) -> None:
+        if self.means(backend):
+            self.breaks.append(fact)
+
+    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
+        if self.means(backend):
+            self.uncompiled_functions.append(fact)
+
+    def failed(self, what: str, details: str) -> None:
+        note = f"{what}: {last_line(details)}"
+        if note not in self.notes:
+            self.notes.append(note)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from graphprobe.analysis.breaks_text import RESUMED
 from graphprobe.analysis.recompile_facts import (
     CodeLine,
     FailedGuard,
@@ -357,7 +358,7 @@ def new_causes(fact: Recompile, versions: dict[object, Versions], known: set[tup
 
 def function_name(function: str) -> str:
     """The function's name; of the rest behind a graph break, with the line of the break."""
-    found = re.match(r"torch_dynamo_resume_in_(.+)_at_(\d+)$", function)
+    found = RESUMED.match(function)
     return function if found is None else f"{found[1]} (behind the graph break at line {found[2]})"
 
 

@@ -207,22 +207,10 @@ def phase_name(name: str, kind: str) -> str:
     if kind == "import":
         return "imports"
     if kind == "pass":
-        return f"passes in {pass_group(name)}"
+        group, dot, _ = name.removeprefix("pass.").partition(".")  # torch gives some passes none
+        return f"passes in {group if dot else 'no group'}"
     numbered = _NUMBERED.match(name)
     return numbered.group(1) if numbered else name
-
-
-def pass_group(name: str) -> str:
-    """`post_grad_passes` of `pass.post_grad_passes.stable_sort`; `no group` for a pass that torch gives none."""
-    group, dot, _ = name.removeprefix("pass.").partition(".")
-    return group if dot else "no group"
-
-
-def gloss(name: str) -> str:
-    """What is done in a phase, in a few words; empty when the name is all that is known."""
-    if name in FRAMES:
-        return "between the phases inside it"
-    return GLOSSES.get(name, "")
 
 
 class Row(msgspec.Struct):
@@ -302,8 +290,9 @@ class TimingSummary(msgspec.Struct):
 def summary_of(profile: Profile) -> TimingSummary:
     """Phases by own time, passes by total time, functions by total time."""
     spans = profile.spans
-    roots = [_root(spans, index) for index in range(len(spans))]
-    inside = [index for index in range(len(spans)) if _compiles(spans[roots[index]])]
+    roots = [[index, *enclosing(spans, index)][-1] for index in range(len(spans))]
+    # Imports before the first compile, and builds on a thread of their own, are no compile by themselves.
+    inside = [index for index in range(len(spans)) if spans[roots[index]].kind in ("phase", "pass")]
     compile_roots = [spans[index] for index in inside if spans[index].parent < 0]
     phases = _phases(spans, inside)
     beside = [span for span in spans if span.parent < 0 and span.kind in ("build", "load")]
@@ -339,19 +328,10 @@ def enclosing(spans: list[Span], index: int) -> Iterator[int]:
         yield index
 
 
-def _root(spans: list[Span], index: int) -> int:
-    return next((outer for outer in enclosing(spans, index) if spans[outer].parent < 0), index)
-
-
-def _compiles(root: Span) -> bool:
-    """Imports before the first compile, and builds on a thread of their own, are no compile by themselves."""
-    return root.kind in ("phase", "pass")
-
-
 def _phases(spans: list[Span], chosen: list[int]) -> list[Row]:
     rows = _rows(spans, chosen, lambda span: phase_name(span.name, span.kind))
     for row in rows:
-        row.what = gloss(row.name)
+        row.what = "between the phases inside it" if row.name in FRAMES else GLOSSES.get(row.name, "")
     return sorted(rows, key=lambda row: (-row.self_ns, row.name))
 
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from graphprobe.analysis.breaks import BreakReport, GraphBreak, GraphSeen, UncompiledFunction, judge, report_from_facts
-from graphprobe.analysis.breaks_facts import BreakFact, TriedBreak, UncompiledFact
-from graphprobe.errors import last_line
+from graphprobe.analysis.breaks_facts import BreakFact, HeardBreaks, TriedBreak, UncompiledFact
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
 from graphprobe.internals.dynamo.compile_facts import (
     begins_at,
     calls_of,
     compile_times_s,
     compiled_now,
-    graph_breaks,
     guard_reader,
 )
 from graphprobe.internals.dynamo.dynamo_taps import backend_name, current_compile_id, layers_of
@@ -95,7 +94,6 @@ class Explanation(msgspec.Struct):
 
     Attributes:
         graphs: in order of compiling; a recompile is a graph of its own.
-        breaks_without_graph: reason to count, of breaks before which there was nothing to compile.
         compile_times_s: seconds by phase of compiling, in torch's names; phases contain one another.
         break_facts: every break, also those before which there was no graph, in order.
         uncompiled_facts: the functions that Dynamo gave up on.
@@ -104,7 +102,6 @@ class Explanation(msgspec.Struct):
     """
 
     graphs: list[ExplainedGraph]
-    breaks_without_graph: dict[str, int]
     compile_times_s: dict[str, float]
     break_facts: list[BreakFact] = []
     uncompiled_facts: list[UncompiledFact] = []
@@ -153,13 +150,22 @@ class Explanation(msgspec.Struct):
         return [graph.graph_break for graph in self.graphs if graph.graph_break is not None]
 
     @property
+    def breaks_without_graph(self) -> dict[str, int]:
+        """Reason to count, of breaks before which there was nothing to compile."""
+        left = Counter(fact.reason for fact in self.break_facts if not (fact.raised or fact.died))
+        for ended in self.breaks:
+            left[next((r for r in left if left[r] > 0 and (r in ended.reason or ended.reason in r)), "")] -= 1
+        return dict(+left)
+
+    @property
     def graph_break_count(self) -> int:
         """How many breaks there were, those without a graph included."""
         return len(self.breaks) + sum(self.breaks_without_graph.values())
 
     def to_json(self) -> str:
-        """The same facts as one JSON object, with the three counts, `remedies` and `uncompiled`."""
-        counts = {name: getattr(self, name) for name in ("graph_count", "graph_break_count", "op_count")}
+        """The same facts as one JSON object, with the counts, `remedies` and `uncompiled`."""
+        names = ("graph_count", "graph_break_count", "op_count", "breaks_without_graph")
+        counts = {name: getattr(self, name) for name in names}
         report: dict[str, Any] = msgspec.to_builtins(self.report)
         judged = {"remedies": report["breaks"], "uncompiled": report["uncompiled"]}
         return msgspec.json.encode({**counts, **msgspec.to_builtins(self), **judged}).decode()
@@ -200,19 +206,13 @@ def _lines(index: int, graph: ExplainedGraph) -> list[str]:
     return lines
 
 
-class Heard:
+class Heard(HeardBreaks):
     """What was observed of breaks; `on_break` takes each that was not there before."""
 
     def __init__(self, on_break: Callable[[GraphBreak], None] | None = None) -> None:
+        super().__init__()
         self._on_break = on_break
         self._known: set[tuple[str, ...]] = set()
-        self.breaks: list[BreakFact] = []
-        self.uncompiled_functions: list[UncompiledFact] = []
-        self.notes: list[str] = []
-
-    def means(self, backend: object) -> bool:
-        """Whether breaks of what is compiled with this backend count."""
-        return True
 
     def graph_break(self, fact: BreakFact, backend: object) -> None:
         if self.means(backend):
@@ -228,22 +228,10 @@ class Heard:
             if new:
                 self._on_break(row)
 
-    def uncompiled(self, fact: UncompiledFact, backend: object) -> None:
-        if self.means(backend):
-            self.uncompiled_functions.append(fact)
-
-    def failed(self, what: str, details: str) -> None:
-        note = f"{what}: {last_line(details)}"
-        if note not in self.notes:
-            self.notes.append(note)
-
-    def explanation(
-        self, graphs: list[ExplainedGraph], without_graph: dict[str, int], times_s: dict[str, float]
-    ) -> Explanation:
+    def explanation(self, graphs: list[ExplainedGraph], times_s: dict[str, float]) -> Explanation:
         """The breaks, with the rest of an Explanation."""
-        return Explanation(
-            graphs, without_graph, times_s, list(self.breaks), list(self.uncompiled_functions), list(self.notes)
-        )
+        lists = list(self.breaks), list(self.uncompiled_functions), list(self.notes)
+        return Explanation(graphs, times_s, *lists)
 
 
 class NotedGraphs:
@@ -331,7 +319,7 @@ class ProgramWatch(Heard):
 
     def output(self) -> Explanation:
         """What was seen so far; without the times, and with every break in `break_facts`."""
-        found = self.explanation(self._graphs.settled(), {}, {})
+        found = self.explanation(self._graphs.settled(), {})
         found.tried = [*self._tried, *(self._looking.tried() if self._looking is not None else ())]
         return found
 
@@ -362,7 +350,6 @@ class ExplainWithBackend:
         self.graphs: list[GraphModule] = []
         self._noted = NotedGraphs()
         self._times_before = compile_times_s()
-        self._breaks_before = graph_breaks()
         self._heard = OwnBreaks(self)
         self._stop = weakref.finalize(self, listen(self._heard))
         self._stop.atexit = False
@@ -391,10 +378,8 @@ class ExplainWithBackend:
             self._noted.guarded(noted, guard_reader())
 
     def output(self) -> Explanation:
-        """What was seen so far. Times and unattributed breaks are the process's since this object was made."""
-        graphs = self._noted.settled()
-        without_graph = _breaks_without_graph(self._breaks_before, graphs)
-        return self._heard.explanation(graphs, without_graph, _difference(self._times_before, compile_times_s()))
+        """What was seen so far. Times are the process's since this object was made."""
+        return self._heard.explanation(self._noted.settled(), _difference(self._times_before, compile_times_s()))
 
     def __repr__(self) -> str:
         return f"ExplainWithBackend({self.__name__[8:-1]})"
@@ -453,17 +438,6 @@ def explain(
 def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     spent = {name: round(seconds - before.get(name, 0.0), 6) for name, seconds in after.items()}
     return {name: seconds for name, seconds in spent.items() if seconds > 0}
-
-
-def _breaks_without_graph(before: dict[str, int], graphs: list[ExplainedGraph]) -> dict[str, int]:
-    """Breaks by reason, less those that ended a graph: they came where nothing had been captured yet."""
-    known = [graph.graph_break.reason for graph in graphs if graph.graph_break is not None]
-    left = {reason: count - before.get(reason, 0) for reason, count in graph_breaks().items()}
-    for reason in known:
-        match = next((r for r in left if left[r] > 0 and (r in reason or reason in r)), None)
-        if match is not None:
-            left[match] -= 1
-    return {reason: count for reason, count in left.items() if count > 0}
 
 
 class CompileProfiler(Recompiles):

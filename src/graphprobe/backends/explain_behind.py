@@ -18,7 +18,7 @@ import torch
 
 from graphprobe.analysis.breaks import judge, user_frame
 from graphprobe.analysis.breaks_edits import KEEP, NOTHING, VALUES, Edit, EditedSource, clauses, edit_of
-from graphprobe.analysis.breaks_facts import BreakFact, TriedBreak
+from graphprobe.analysis.breaks_facts import BreakFact, HeardBreaks, TriedBreak
 from graphprobe.analysis.breaks_text import BreakLine
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import capture, from_bytes, to_bytes
@@ -225,7 +225,7 @@ class Behind:
         for _, edit in edits:
             if edit.action in OF_TORCH:
                 _set(edit, self._functions[edit.file])
-        seen, heard = CallSeen(), _BreaksHeard()
+        seen, heard = CallSeen(), HeardBreaks()
         torch.compiler.reset()
         stop = listen(heard)
         try:
@@ -259,20 +259,6 @@ class Behind:
                     if values is not None and number not in values:
                         exec(compile(ast.Module([definition], []), file, "exec"), scope := dict(names))
                         values[number] = [scope[definition.name]]
-
-
-class _BreaksHeard:
-    def __init__(self) -> None:
-        self.breaks: list[BreakFact] = []
-
-    def graph_break(self, fact: BreakFact, backend: object) -> None:
-        self.breaks.append(fact)
-
-    def uncompiled(self, fact: object, backend: object) -> None:
-        pass
-
-    def failed(self, what: str, details: str) -> None:
-        pass
 
 
 def _source(file: str, values: Collection[int] | None = None) -> EditedSource:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from graphprobe.engine.naming import op_of
 from graphprobe.errors import GraphprobeWarning, UsageError
 from graphprobe.internals.aot_backends import is_higher_order, lookup
 from graphprobe.internals.operators.operators import operator_of
@@ -131,19 +132,7 @@ def has_higher_order(gm: GraphModule) -> bool:
 
 def target_name(node: Node) -> str:
     """A readable name of what a node calls: `torch.relu`, `aten.relu.default`, `Tensor.sin`, `operator.add`."""
-    target = node.target
-    if node.op == "call_method":
-        return f"Tensor.{target}"
-    if node.op == "call_module" or isinstance(target, str):
-        return str(target)
-    operator = operator_of(target)
-    if operator is not None:
-        return ".".join(filter(None, (operator.namespace, operator.name, operator.overload)))
-    module = (getattr(target, "__module__", None) or "").lstrip("_")
-    name = getattr(target, "__name__", None) or str(target)
-    if not module and getattr(torch, name, None) is target:
-        module = "torch"
-    return f"{module}.{name}" if module else str(name)
+    return op_of(node).removeprefix("torch." if node.op == "call_method" else "")
 
 
 def names_of(node: Node) -> set[str]:

@@ -5,7 +5,6 @@ The ladder runs the same program on backends that add one stage at a time; the f
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 import torch
 
 from graphprobe.backends.graphs import BackendFunction
-from graphprobe.errors import UsageError
+from graphprobe.errors import UsageError, nearest
 from graphprobe.internals.aot_backends import lookup
 
 _FAULTY_OPTIONS = {
@@ -258,8 +257,7 @@ def describe(name: str) -> Backend:
     """
     bare = str(name).removeprefix(PREFIX)
     if bare not in BACKENDS:
-        near = difflib.get_close_matches(bare, BACKENDS, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(BACKENDS)}"
+        hint = nearest(bare, BACKENDS, f"there are {', '.join(BACKENDS)}")
         raise UsageError(f"graphprobe has no backend named {name!r}", hint=hint)
     return BACKENDS[bare]
 
@@ -280,11 +278,8 @@ def get(name: str, **options: Any) -> Callable[..., Any]:
     backend = describe(name)
     for option in options:
         if option not in backend.options:
-            near = difflib.get_close_matches(option, backend.options, n=1, cutoff=0.4)
-            has = f"it takes {', '.join(backend.options)}" if backend.options else "it takes none"
-            raise UsageError(
-                f"backend {backend.name} has no option {option!r}", hint=f"did you mean {near[0]}?" if near else has
-            )
+            hint = nearest(option, backend.options, f"it takes {', '.join(backend.options) or 'none'}")
+            raise UsageError(f"backend {backend.name} has no option {option!r}", hint=hint)
     if not options:
         return backend.function
     if backend.factory is not None:

@@ -105,11 +105,9 @@ class Judge:
         problems: values that could not be read, in words, one a cause.
     """
 
-    def __init__(
-        self, candidate: CallDump, reference: CallDump, *, replayer: Replayer | None = None, threads: int = 1
-    ) -> None:
+    def __init__(self, candidate: CallDump, reference: CallDump, *, replayer: Replayer | None = None) -> None:
         self._candidate, self._reference = candidate, reference
-        self._replayer, self._threads = replayer, threads
+        self._replayer = replayer
         self._parts = parts_between(candidate, reference)
         self.alike = candidate.format == reference.format
         self._cache: dict[object, Measures] = {}
@@ -241,7 +239,7 @@ class Judge:
                 if a.size == b.size and mine.sampled == theirs.sampled:
                     a, b = (a, b) if a.shape == b.shape else (a.reshape(-1), b.reshape(-1))
                     ends = (mine.stats, theirs.stats) if mine.stats is not None and theirs.stats is not None else None
-                    return measure_values(a, b, dtypes, sampled=mine.sampled, threads=self._threads, ends=ends)
+                    return measure_values(a, b, dtypes, sampled=mine.sampled, ends=ends)
                 trouble = "samples of different size"
         known = _both_know(mine.known, theirs.known)
         if mine.stats is not None and theirs.stats is not None and known:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from graphprobe.compare.result import Basis
-from graphprobe.numerics.dtypes import DTYPES, EXTREME, WorkingDtype
+from graphprobe.numerics.dtypes import DTYPES, EXTREME
 from graphprobe.numerics.noise import C0
 from graphprobe.numerics.pair import compare_pairs
 from graphprobe.records import TensorStats
@@ -73,19 +73,13 @@ EQUAL = Measures(basis="digest", cosine=1.0, max_abs=0.0, max_relative=0.0, with
 
 
 @functools.cache
-def facts_of(dtype: str) -> WorkingDtype | None:
-    """The facts of a dtype, None where the criterion has none."""
-    return DTYPES.get(dtype)
-
-
-@functools.cache
 def noise_unit(candidate: str, reference: str) -> float:
     """u of the coarser dtype; 0 where both are exact."""
     return max(_roundoff(candidate), _roundoff(reference))
 
 
 def _roundoff(dtype: str) -> float:
-    facts = facts_of(dtype)
+    facts = DTYPES.get(dtype)
     return facts.unit_roundoff if facts is not None else UNKNOWN
 
 
@@ -134,7 +128,6 @@ def measure_values(
     dtypes: tuple[str, str],
     *,
     sampled: bool = False,
-    threads: int = 1,
     ends: tuple[TensorStats, TensorStats] | None = None,
 ) -> Measures:
     """One pass over both.
@@ -162,7 +155,6 @@ def measure_values(
         reference_dtype=stored[1],
         unit_roundoff=u,
         floor=min(floor, 2.0**1000),
-        threads=threads,
     )
     mine = sum(pair.classes[row][column] for row in (1, 2, 3) for column in (0,))
     theirs = sum(pair.classes[0][1:])
@@ -196,7 +188,7 @@ def at_limit(stats: TensorStats, dtype: str) -> bool:
 @functools.cache
 def _limit_of(dtype: str) -> float:
     """From where on elements do; NaN, which nothing reaches, of dtypes that have no such numbers."""
-    facts = facts_of(dtype)
+    facts = DTYPES.get(dtype)
     return math.nan if facts is None or facts.is_exact or not facts.largest else EXTREME * facts.largest
 
 
@@ -336,7 +328,7 @@ def _other_classes(candidate: TensorStats, reference: TensorStats, known: frozen
 
 @functools.cache
 def _smallest_normal(candidate: str, reference: str) -> float:
-    facts = (facts_of(name) for name in (candidate, reference))
+    facts = (DTYPES.get(name) for name in (candidate, reference))
     return max((one.smallest_normal for one in facts if one is not None), default=0.0)
 
 

@@ -67,14 +67,9 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def default_jobs(*, values: bool) -> int:
-    """As many as there are processors where values are compared, which is done outside of the interpreter; else one."""
-    return processors() if values else 1
-
-
 def with_jobs(options: Options, candidate: CallDump, reference: CallDump) -> Options:
     """The options with a number of threads, unless there is one or the workers of a scheduler judge."""
     if options.jobs is not None or options.scheduler:
         return options
-    both = has_values(candidate) and has_values(reference)
-    return dataclasses.replace(options, jobs=default_jobs(values=both))
+    both = has_values(candidate) and has_values(reference)  # which are compared outside of the interpreter
+    return dataclasses.replace(options, jobs=processors() if both else 1)

@@ -154,7 +154,8 @@ def _writer() -> tuple[DumpWriter, bool] | None:
             folder = Path(wanted or FOLDER).absolute()
         if _saved.writer is None:
             _make(folder)
-            _saved.writer = DumpWriter.create(folder, manifest=_manifest(folder), max_bytes=_max_bytes())
+            most = resolve(arguments={}, environ=os.environ).max_bytes or 1
+            _saved.writer = DumpWriter.create(folder, manifest=_manifest(folder), max_bytes=most)
             logger.warning("graphprobe.ops.save writes to %s", _saved.writer.time_dir)
             if not _saved.closes_at_exit:
                 atexit.register(_close)
@@ -175,10 +176,6 @@ def _make(folder: Path) -> None:
         raise UsageError(
             f"values cannot be saved under {folder}: {error.strerror}", hint="name a folder that can be made"
         ) from error
-
-
-def _max_bytes() -> int | None:
-    return resolve(arguments={}, environ=os.environ).max_bytes or 1
 
 
 def _manifest(folder: Path) -> DumpManifest:

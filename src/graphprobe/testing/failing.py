@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from _pytest.runner import runtestprotocol
 
+from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 from graphprobe.report.diagnosis import first_line_from, repros_from
 from graphprobe.store.files import replace_file
 from graphprobe.testing.assertion import NEW_FOLDER, CompiledDiffers
@@ -247,12 +248,8 @@ class FailingTests:
         if folder is not None and diagnoses:
             told.folder = self._short(str(folder))
             folder.mkdir(parents=True, exist_ok=True)
-            document = {
-                "schema": 1,
-                "target": test,
-                "ended": None,
-                "diagnoses": [{"function": name} | diagnosis.to_json() for name, diagnosis in diagnoses],
-            }
+            found = [FunctionDiagnosis.of(name, diagnosis) for name, diagnosis in diagnoses]
+            document = ScriptDocument(target=test, diagnoses=found).to_json()
             text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             replace_file(folder / DOCUMENT, text.encode())
         self.told.append(told)

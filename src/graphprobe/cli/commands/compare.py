@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -121,17 +120,15 @@ def _tell(
     comparison: Comparison, targets: dict[str, Any], named: tuple[str, str, str | None], *, as_json: bool
 ) -> None:
     """`named`: candidate, reference and the folder to write to, as they were typed."""
+    from graphprobe.report.comparison import print_comparison, print_end
+
     if as_json:
         write(visible(json.dumps(_document(comparison), indent=2)) + "\n")
     else:
-        from graphprobe.report.comparison import print_comparison
-
         print_comparison(comparison.summary, _unpaired(comparison))
     for name in targets:
         echo(f"Wrote {name}", err=as_json)
     if not as_json:
-        from graphprobe.report.comparison import print_end
-
         echo()
         candidate, reference, out = named
         print_end(comparison.summary, candidate, reference, out=out)
@@ -192,54 +189,47 @@ def _targets(json_file: str | None, csv_file: str | None, out: str | None, force
 
 
 def _write(comparison: Comparison, targets: dict[str, str], stack: bool) -> None:
-    writers: dict[str, Callable[[Any], None]] = {
-        "json": lambda file: file.write(json.dumps(_document(comparison), indent=2) + "\n") and None,
-        "rows": lambda file: _write_rows(comparison, file),
-        "csv": lambda file: _write_csv(comparison, file, stack),
-        "html": lambda file: _write_html(comparison, file),
+    """Write all files; none takes its place before all are whole."""
+    if not targets:
+        return
+    from graphprobe.compare.open import is_remote, write_text
+
+    writers, staged = _writers(comparison, stack), dict[str, str]()
+    with tempfile.TemporaryDirectory(prefix="graphprobe-compare-") as folder:
+        try:
+            for number, (name, kind) in enumerate(targets.items()):
+                path = f"{folder}/{number}" if is_remote(name) else f"{name}.part-{os.getpid()}"
+                staged[path] = name
+                try:
+                    with open(path, "w", encoding="utf-8", newline="") as file:
+                        writers[kind](file)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, name) from error
+            for path, name in staged.items():
+                if is_remote(name):
+                    write_text(name, Path(path).read_bytes().decode())
+                else:
+                    os.replace(path, name)
+        finally:
+            for path in staged:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
+def _writers(comparison: Comparison, stack: bool) -> dict[str, Callable[[IO[str]], object]]:
+    import msgspec
+
+    from graphprobe.report.comparison import write_csv
+    from graphprobe.report.html.page import write_page
+    from graphprobe.report.html.sections_comparison import report_of
+
+    rows = comparison.rows
+    return {
+        "json": lambda file: file.write(json.dumps(_document(comparison), indent=2) + "\n"),
+        "rows": lambda file: file.writelines(f"{msgspec.json.encode(row).decode()}\n" for row in rows()),
+        "csv": lambda file: write_csv(rows(), file, stack=stack),
+        "html": lambda file: write_page(report_of(comparison.summary, rows()), file),
     }
-    from graphprobe.compare.open import is_remote
-
-    staged: list[tuple[str, str]] = []
-    try:
-        for name, kind in targets.items():
-            # A file takes its place when all are whole; what is no file, such as a pipe, is written to as it is.
-            aside = not is_remote(name) and (os.path.isfile(name) or not os.path.lexists(name))
-            path = f"{name}.part-{os.getpid()}" if aside else name
-            if aside:
-                staged.append((path, name))
-            try:
-                with _opened(path) as file:
-                    writers[kind](file)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, name) from error
-        for path, name in staged:
-            os.replace(path, name)
-    finally:
-        for path, _ in staged:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-
-def _opened(name: str) -> AbstractContextManager[Any]:
-    from graphprobe.compare.open import is_remote
-
-    return _RemoteText(name) if is_remote(name) else open(name, "w", encoding="utf-8", newline="")
-
-
-class _RemoteText(io.StringIO):
-    """Text that is sent when it is complete."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(newline="")
-        self._url = url
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        from graphprobe.compare.open import write_text
-
-        if kind is None:
-            write_text(self._url, self.getvalue())
-        self.close()
 
 
 def _document(comparison: Comparison) -> dict[str, Any]:
@@ -251,23 +241,3 @@ def _document(comparison: Comparison) -> dict[str, Any]:
 def _unpaired(comparison: Comparison) -> Iterator[CallResult]:
     if comparison.summary.counts.candidate_only or comparison.summary.counts.reference_only:
         yield from (row for row in comparison.rows() if row.rule is None)
-
-
-def _write_rows(comparison: Comparison, file: Any) -> None:
-    import msgspec
-
-    for row in comparison.rows():
-        file.write(msgspec.json.encode(row).decode() + "\n")
-
-
-def _write_csv(comparison: Comparison, file: Any, stack: bool) -> None:
-    from graphprobe.report.comparison import write_csv
-
-    write_csv(comparison.rows(), file, stack=stack)
-
-
-def _write_html(comparison: Comparison, file: Any) -> None:
-    from graphprobe.report.html.page import write_page
-    from graphprobe.report.html.sections_comparison import report_of
-
-    write_page(report_of(comparison.summary, comparison.rows()), file)

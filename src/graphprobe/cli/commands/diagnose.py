@@ -302,7 +302,7 @@ def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, re
         progress.stop()
         facts.clear()
         _show(name, diagnosis, base, result)
-        document.diagnoses.append(FunctionDiagnosis(function=name, **_fields(diagnosis)))
+        document.diagnoses.append(FunctionDiagnosis.of(name, diagnosis))
         with contextlib.suppress(OSError):  # the disk is full, which the end says
             write_json(result.file, document.to_json())
 
@@ -354,10 +354,6 @@ def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:
     verdict = "undecided" if left_out else told.verdict
     print_end(told.diagnoses, verdict=verdict, name=name, target=target, calls=told.calls, base=base)
     sys.stdout.flush()
-
-
-def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {name: getattr(diagnosis, name) for name in diagnosis.__struct_fields__}
 
 
 def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:

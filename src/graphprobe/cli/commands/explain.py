@@ -190,8 +190,5 @@ def _show(
         echo(f"Wrote {json_to.file}")
     echo()
     commands = {verdict: ["graphprobe", *words] for verdict, words in follow.items()}
-    print_end(report, follow=commands, undecided=ended or (notes[0] if notes else "") or _nothing(report), base=base)
-
-
-def _nothing(report: BreakReport) -> str:
-    return "" if report.graphs else "no graph was compiled"
+    reasons = [*filter(None, (ended, *notes)), *([] if report.graphs else ["no graph was compiled"]), ""]
+    print_end(report, follow=commands, undecided=reasons[0], base=base)

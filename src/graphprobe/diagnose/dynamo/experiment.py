@@ -16,9 +16,10 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
+from graphprobe.analysis.breaks_edits import codes_in
 from graphprobe.diagnose.dynamo.accusation import Accused
 from graphprobe.diagnose.dynamo.frame_places import is_users, text_raised
-from graphprobe.diagnose.dynamo.rewriting import SourcePiece, alone, codes_in, rewrite, run_piece
+from graphprobe.diagnose.dynamo.rewriting import SourcePiece, alone, rewrite, run_piece
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing, isolated

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from graphprobe.analysis.breaks_edits import codes_in
 from graphprobe.diagnose.dynamo.python_source import (
     COMPREHENSIONS,
     OPERATORS,
@@ -472,11 +473,3 @@ def _compiled(source: ParsedFile, node: Any, scope: Any, code: CodeType) -> Code
     tree = ast.fix_missing_locations(ast.Module([maker], []))
     made = compile(tree, code.co_filename, "exec", flags=code.co_flags & FUTURES, dont_inherit=True)
     return next((inside for inside in codes_in(made) if inside.co_name == code.co_name), None)
-
-
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """The code of the functions inside of a function, the outer ones first."""
-    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
-    yield from inner
-    for part in inner:
-        yield from codes_in(part)

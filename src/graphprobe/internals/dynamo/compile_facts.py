@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from graphprobe.analysis.breaks_text import plain_name
 from graphprobe.analysis.recompile_facts import CodeLine
 from graphprobe.internals.names import require
 
@@ -24,7 +25,6 @@ RESUME_PREFIX = "torch_dynamo_resume_in_"
 COMPILE = ("torch._dynamo.convert_frame", "_compile")
 """Dynamo's function whose arguments `code` and `locals` are the frame that it compiles."""
 
-_RESUMED = re.compile(rf"(?:{RESUME_PREFIX})+(.+?)(?:_at_(\d+))+")
 _CALLS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
 _OWN_FRAME = "torch/_dynamo/external_utils.py"
 _MOST = 20
@@ -75,12 +75,6 @@ def given_up() -> dict[str, int]:
     counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
     reasons = counters.get("unimplemented", {}).items()
     return {str(reason): int(count) for reason, count in reasons if not str(reason).startswith(GENERATOR)}
-
-
-def graph_breaks() -> dict[str, int]:
-    """Graph breaks by now, over the whole process, by reason: also those before which there was no graph."""
-    counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
-    return {str(reason): int(count) for reason, count in counters.get("graph_break", {}).items()}
 
 
 def calls_of(gm: Any) -> Iterator[Any]:
@@ -148,12 +142,6 @@ class FrameName(NamedTuple):
     def resumed(self) -> bool:
         """Whether it is what follows a graph break."""
         return self.given.startswith(RESUME_PREFIX)
-
-
-def plain_name(name: str) -> str:
-    """The name of the function that a continuation continues; any other as it is."""
-    found = _RESUMED.fullmatch(name)
-    return name if found is None else found[1]
 
 
 def compiled_now() -> FrameName | None:

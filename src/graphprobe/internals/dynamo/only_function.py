@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
+from graphprobe.analysis.breaks_text import plain_name
 from graphprobe.errors import UsageError
 from graphprobe.internals.bus import Patch, Subscription
-from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name, plain_name
+from graphprobe.internals.dynamo.compile_facts import FrameName, frame_name
 
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 FILTER = "ConvertFrameAssert.__call__"

@@ -158,12 +158,11 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class CodeView(msgspec.Struct, frozen=True):
-    """One graph in the view: `first` is the link that is shown first."""
+    """One graph in the view."""
 
     title: str
     panes: list[Pane]
     links: list[Link]
-    first: int = 0
 
 
 def text_pane(title: str, name: str, text: str) -> Pane:

@@ -77,7 +77,6 @@ class Table:
         self._texts: list[dict[str, int]] = [{} for _ in columns]
         self._values: list[Any] = [array("d" if number else "i") for number in self._numbers]
         self._more: dict[int, dict[str, Any]] = {}
-        self._sort: tuple[str, bool] | None = None
         self._first = 0
         self._hidden = {i for i, column in enumerate(columns) if column.hidden}
 
@@ -136,15 +135,9 @@ class Table:
             if value >= 0:
                 values[row] = numbers[value]
 
-    def sort(self, column: str, *, descending: bool = False) -> None:
-        """The order in which the rows stand at first; without this, as they were added."""
-        self._sort = (column, descending)
-
     def data(self) -> dict[str, Any]:
         """What `assets/view_table.js` takes; its head describes the format."""
         head: dict[str, Any] = {"label": self.label, "rows": self.rows, "first": self._first}
-        if self._sort is not None:
-            head["sort"] = {"column": self._sort[0], "descending": self._sort[1]}
         body = {
             "columns": [self._column(i) for i in range(len(self.columns))],
             "values": [self._listed(i) for i in range(len(self.columns))],

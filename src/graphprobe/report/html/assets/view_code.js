@@ -1,5 +1,5 @@
 // Source, FX graph and kernel side by side; what belongs together is marked in all of them at once.
-// data: [{title, panes: [{title, name, lines: [[number, text, place]], left}], links: [{label, marks: [[index]]}], first}]
+// data: [{title, panes: [{title, name, lines: [[number, text, place]], left}], links: [{label, marks: [[index]]}]}]
 GP.views.code = (root, graphs, gp) => {
   const holder = gp.el("div", { class: "code-graph" });
   const MOST_PAINTED = 2000, WHOLE = 70, AROUND = 8; // lines: of a text in colours; of one that is printed whole, or around its marks
@@ -62,7 +62,7 @@ GP.views.code = (root, graphs, gp) => {
       many ? gp.el("div", { class: "launches", role: "group", "aria-label": "Launches, in the order in which they run" }, buttons) : "",
       gp.el("div", { class: "panes", style: { "--panes": panes.length } }, panes.map((one) => one.figure)));
     if (!graph.links.length) panes.forEach(({ lines }) => onPaper(lines, []));
-    else select(Math.min(graph.first || 0, graph.links.length - 1), true);
+    else select(0, true);
   };
 
   if (graphs.length > 1) {

@@ -2,8 +2,8 @@
 // A table of any number of rows, of which only those in sight are in the document.
 //
 // data: { label, rows, columns: [{name, kind, texts?, help?, hidden?, wide?, tones?}], values: [one array a column],
-//         texts?, more?, first?, sort?: {column, descending} }
-//   or { label, rows, first?, sort?, packed: base64 of the deflated JSON of {columns, values, more} }.
+//         texts?, more?, first? }
+//   or { label, rows, first?, packed: base64 of the deflated JSON of {columns, values, more} }.
 // kind: "text", "number", "verdict" or "source". Of a column with `texts` the values are indices into them, -1 for none;
 // `texts` of the whole table serve columns without their own. A number is a number, null, "inf", "-inf" or "nan".
 // first: the row that is in sight at the beginning.
@@ -162,8 +162,6 @@
     const naming = shown.find((column) => column.wide);
     const verdicts = shown.find((column) => column.kind === "verdict");
     const state = { query: "", word: "", narrow: null, sort: null, order: null, rows: null, row: 0, column: 0, open: -1 };
-    const first = data.sort && columns.find((column) => column.name === data.sort.column);
-    if (first) state.sort = { column: first, descending: Boolean(data.sort.descending) };
 
     // -- controls
     const search = el("input", { type: "search", id: id + "-search", autocomplete: "off", spellcheck: "false", placeholder: "words, or column:word, column>number" });
