@@ -108,7 +108,7 @@ PLANTED = LocalError("worse", "wrong_value", 9e9, 9e9, "planted")
 def suspect_in(graph: Any, inputs: Any, stage: Any, direction: str, pass_: str | None = None) -> Suspect:
     run = run_graph(graph, inputs)
     node = next(n for n in graph.graph.nodes if n.op == "call_function")
-    return Suspect("wrong_value", stage, direction, graph, node, run.values, PLANTED, list(inputs), pass_=pass_)
+    return Suspect(stage, direction, graph, node, run.values, PLANTED, pass_=pass_)
 
 
 def in_decompositions(graph: Any, inputs: Any, **_: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparable, local_error
+from graphprobe.diagnose.local import Expectation, LocalError, Suspect, certainly_wrong, comparable, local_error
 from graphprobe.diagnose.passes import different
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
@@ -115,17 +114,8 @@ def check_graph(
         if error.other_bits:
             report.rounded.append(error.latent(node, "codegen", compiled.direction, "not_bitwise"))
         if error.answer == "worse":
-            suspect = Suspect(
-                error.kind,
-                "codegen",
-                compiled.direction,
-                compiled.final,
-                producer(node),
-                run.values,
-                error,
-                list(inputs),
-            )
-            report.suspects.append(suspect)
+            made_by = producer(node)
+            report.suspects.append(Suspect("codegen", compiled.direction, compiled.final, made_by, run.values, error))
     report.suspects.sort(key=lambda s: -s.error.excess)
     if report.whole.answer == "worse" and not report.suspects:
         report.suspects += _wrong_outputs(compiled, call, run)
@@ -137,23 +127,11 @@ def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Su
     for node, got in zip(_returned(compiled.final), compiled.outputs[call], strict=False):
         if not isinstance(node, Node) or node.op != "call_function" or not different(run.values[node.name], got):
             continue
-        text = "wrong in the kernels as they are, and no single value was seen to be wrong"
-        error = LocalError("worse", "wrong_value", math.inf, math.inf, text)
-        final = compiled.final
-        return [
-            Suspect(
-                "wrong_value",
-                "codegen",
-                compiled.direction,
-                final,
-                node,
-                run.values,
-                error,
-                list(run.inputs),
-                also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"],
-                whole=True,
-            )
-        ]
+        error = certainly_wrong(
+            "wrong_value", "wrong in the kernels as they are, and no single value was seen to be wrong"
+        )
+        suspect = Suspect("codegen", compiled.direction, compiled.final, node, run.values, error, whole=True)
+        return [replace(suspect, also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"])]
     return []
 
 
@@ -253,9 +231,7 @@ class WholeGraph:
         if len(outputs) == len(self._outputs):
             for i in self._passed:
                 if not equal_bits(outputs[i], self._outputs[i]):
-                    return LocalError(
-                        "worse", "wrong_value", math.inf, math.inf, f"output {i} is not the input that it should be"
-                    )
+                    return certainly_wrong("wrong_value", f"output {i} is not the input that it should be")
         return self._expected.judge([*self._made(outputs), *(after[i] for i in self._changed)], first=first)
 
     def far_off(self, outputs: Sequence[Any], after: Sequence[Any]) -> LocalError:

@@ -66,7 +66,7 @@ class Suspect:
     """One accused node.
 
     Attributes:
-        kind, stage, direction, pass_: as in a Finding.
+        stage, direction, pass_: as in a Finding.
         graph: graph in which the node can be cut out; right when run op by op.
         node: in `graph`.
         values: of every node of `graph` by name.
@@ -75,21 +75,18 @@ class Suspect:
         others: further nodes of `graph` that belong to a repro.
         kernel: name of the kernel that computes it.
         kernel_source: suffix of its language (`.cpp`, `.py`) and its text.
-        inputs: of the whole graph.
         named: the op, where it is another than the node's.
         whole: it fails with the rest of its graph only, so that small pieces need not be tried.
         wrong_alone: it is wrong when compiled by itself, for the sizes at hand.
         certain: what is known better from elsewhere, from an exception's frames say.
     """
 
-    kind: Kind
     stage: Stage
     direction: str
     graph: GraphModule
     node: Node
     values: dict[str, Any]
     error: LocalError
-    inputs: list[Any]
     pass_: str | None = None
     also: list[str] = field(default_factory=list)
     others: list[Node] = field(default_factory=list)
@@ -99,6 +96,11 @@ class Suspect:
     certain: Culprit = NOBODY
     whole: bool = False
     wrong_alone: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What is wrong with it."""
+        return self.error.kind
 
     @property
     def op(self) -> str:
@@ -157,6 +159,11 @@ class LocalError(msgspec.Struct, frozen=True):
 
 
 OK = LocalError("ok")
+
+
+def certainly_wrong(kind: Kind, reason: str) -> LocalError:
+    """What no rounding explains."""
+    return LocalError("worse", kind, math.inf, math.inf, reason)
 
 
 def base_name(op: str) -> str:
@@ -243,7 +250,7 @@ class Expectation:
             return self._problem
         wanted, found = self._wanted, flat_outputs(got)
         if len(wanted) != len(found):
-            return LocalError("worse", "wrong_shape", math.inf, math.inf, f"{len(found)} results, not {len(wanted)}")
+            return certainly_wrong("wrong_shape", f"{len(found)} results, not {len(wanted)}")
         worst = OK
         for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
             form = _form(want, have)
@@ -337,13 +344,12 @@ def _copies(value: Any) -> Any:
 def _form(want: Any, have: Any) -> LocalError | None:
     if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
         if type(want) is type(have) and isinstance(want, (bool, int, float)) and want != have and want == want:
-            return LocalError("worse", "wrong_value", math.inf, math.inf, f"{have!r}, not {want!r}")
+            return certainly_wrong("wrong_value", f"{have!r}, not {want!r}")
         return None
     if want.dtype != have.dtype:
-        return LocalError("worse", "wrong_dtype", math.inf, math.inf, f"dtype {have.dtype}, not {want.dtype}")
+        return certainly_wrong("wrong_dtype", f"dtype {have.dtype}, not {want.dtype}")
     if want.shape != have.shape:
-        text = f"shape {tuple(have.shape)}, not {tuple(want.shape)}"
-        return LocalError("worse", "wrong_shape", math.inf, math.inf, text)
+        return certainly_wrong("wrong_shape", f"shape {tuple(have.shape)}, not {tuple(want.shape)}")
     return None
 
 
@@ -437,7 +443,7 @@ def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any
     verdict = judge_exact(array_from(have), array_from(want))
     if verdict.answer == "ok":
         return OK
-    return LocalError("worse", "wrong_value", math.inf, math.inf, verdict.reason)
+    return certainly_wrong("wrong_value", verdict.reason)
 
 
 def _at_the_edge(want: torch.Tensor, have: torch.Tensor) -> bool:

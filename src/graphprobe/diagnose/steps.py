@@ -52,7 +52,7 @@ from graphprobe.engine.naming import short_place
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
-from graphprobe.findings import Finding, LargestZ, Latent
+from graphprobe.findings import Finding, LargestZ
 from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.caches import bypassed, caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
@@ -232,14 +232,8 @@ def own_passes(program: Program, compilation: Compilation, wanted: Difference) -
                     suspects.setdefault(suspect.pass_, suspect)
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for suspect in suspects.values():
-            place: Any = {
-                "op": suspect.op,
-                "node": suspect.node.name,
-                "source": suspect.source,
-                "module": suspect.module,
-            }
-            unproven = Finding(kind=wanted.kind, stage="backend", pass_=suspect.pass_, reason=wanted.text, **place)
-            report.findings.append(prover.prove(suspect) or unproven)
+            unproven = Finding(kind=wanted.kind, stage="backend", pass_=suspect.pass_, reason=wanted.text)
+            report.findings.append(prover.prove(suspect) or suspect.place.told_in(unproven))
         report.compiles += prover.compiles
     return report
 
@@ -520,17 +514,8 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
             else:
                 _join(known, finding)
         else:
-            report.suspected.append(
-                Latent(
-                    kind=best.kind,
-                    stage=best.stage,
-                    direction="backward" if best.direction == "backward" else "forward",
-                    op=best.op,
-                    node=best.node.name,
-                    source=best.source,
-                    reason=best.error.reason,
-                )
-            )
+            latent = best.error.latent(best.node, best.stage, best.direction)
+            report.suspected.append(msgspec.structs.replace(latent, op=best.op, source=best.source))
 
 
 def _is_one_cause(a: Finding, b: Finding) -> bool:

@@ -23,6 +23,7 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.searches import relations
+from graphprobe.diagnose.settle import held_against
 from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.effect_walk import names_of_code
@@ -90,7 +91,7 @@ def accuse(ladder: Ladder, explain: Explain | None = None) -> None:
 
 def _seen(ladder: Ladder, certain: Sequence[Difference]) -> RungEvidence:
     """What findings are held against, with what is called: by graphs, by the program's code, and by torch's for it."""
-    seen, reports = ladder.held_against(certain), [rung.report for rung in ladder.rungs.values() if rung.report]
+    seen, reports = held_against(ladder.rungs, certain), [rung.report for rung in ladder.rungs.values() if rung.report]
     called = {name for report in reports for name in report.called}
     modules = [part for module in ladder.program.modules() for part in module.modules()]
     functions: list[Any] = [*functions_of(ladder.program.fn), *(type(module).forward for module in modules)]
@@ -106,10 +107,10 @@ def _seen(ladder: Ladder, certain: Sequence[Difference]) -> RungEvidence:
 
 def _repeat(ladder: Ladder) -> None:
     """How often the program itself fails, where nothing else does; what never fails again is no fault."""
-    outcomes = [ladder.step(partial(steps.plain, ladder.program, ladder.compilation)) for _ in range(REPEATS)]
-    failed = [o for o in outcomes if o.died or (o.value and ladder.differences(msgspec.convert(o.value, RungReport)))]
+    again = partial(steps.plain, ladder.program, ladder.compilation)
+    failed = sum(not _is_right(ladder, again) for _ in range(REPEATS))
     for finding in ladder.result.findings:
-        finding.flaky_rate = (1 + len(failed)) / (1 + REPEATS)
+        finding.flaky_rate = (1 + failed) / (1 + REPEATS)
     if not failed:
         ladder.tell_latent(ladder.result.findings)
         ladder.result.verdict, ladder.result.findings = "undecided", []
@@ -148,7 +149,7 @@ def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[F
         return []
     ladder.compilation = inductor
     ladder.climb_rungs()
-    return to_blame(ladder.result.findings, ladder.held_against(differences))
+    return to_blame(ladder.result.findings, held_against(ladder.rungs, differences))
 
 
 def is_explained(rung: RungName, findings: Sequence[Finding]) -> bool:
@@ -176,10 +177,8 @@ def _without_bystanders(
 
 
 def _is_right(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
-    outcome = ladder.step(step)
-    if outcome.died or outcome.raised is not None:
-        return False
-    return not ladder.differences(msgspec.convert(outcome.value, RungReport))
+    report = ladder.answer(step, RungReport)
+    return report is not None and not ladder.differences(report)
 
 
 def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
@@ -331,13 +330,8 @@ def _graphs_wrong(ladder: Ladder, rung: RungName) -> Graphs | None:
 def _narrowed(ladder: Ladder) -> Graphs:
     """Which point of those below the pass rung fails first."""
     points: tuple[Graphs, ...] = ("decomposition", "partition", "pre_grad", "joint")
-    for point in points:
-        outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
-        if outcome.died or outcome.raised is not None:
-            return point
-        if ladder.differences(msgspec.convert(outcome.value, RungReport)):
-            return point
-    return "post_grad"
+    upto = partial(steps.upto, ladder.program, ladder.compilation)
+    return next((point for point in points if not _is_right(ladder, partial(upto, point))), "post_grad")
 
 
 def _ask(ladder: Ladder, step: Any) -> list[Finding]:

@@ -13,10 +13,10 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST, named
-from graphprobe.diagnose.dynamo.accusation import Accused, accuse
 from graphprobe.diagnose.dynamo.experiment import accused
+from graphprobe.diagnose.dynamo.frame_places import users_source
 from graphprobe.diagnose.evidence import evidence_of
-from graphprobe.diagnose.exceptions import Culprit
+from graphprobe.diagnose.exceptions import Culprit, numpy_name
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import SMALL, Prover, shown_by
@@ -43,7 +43,7 @@ STATE = ("_buffers_", "_parameters_")
 """What Dynamo calls the placeholders that are a module's buffers and parameters."""
 
 
-def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Accused | None:
+def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Culprit | None:
     """The op that explains what was observed: with a number from an earlier graph's run, the graph gives just that.
 
     Args:
@@ -64,7 +64,7 @@ def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]
     return next(iter([*of_tensors, *(one for _, _, one in found)]), None)
 
 
-def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> Iterator[tuple[_Run, Node, Accused]]:
+def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> Iterator[tuple[_Run, Node, Culprit]]:
     for later, run in enumerate(runs):
         right = run.outputs
         for earlier in reversed(runs[:later]):
@@ -74,7 +74,9 @@ def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> It
                     continue
                 if any(_explains(given, leaves) for leaves in observed):
                     text = f"it was given {old:g}, the number of an earlier call, in place of {new:g}"
-                    yield run, node, accuse(node, text)
+                    name = numpy_name(node) or op_of(node)
+                    place = Culprit(op=name, node=node.name, source=users_source(node), module=module_of(node))
+                    yield run, node, msgspec.structs.replace(place, reason=text)
 
 
 class _Run:
@@ -192,8 +194,7 @@ def find_whole(
         suspect = stale_number(watch.dynamo, [[*call.outputs, *call.inputs] for call in map(read, observed)])
     if suspect is not None:
         reason = f"{known.reason}; {suspect.op}: {suspect.reason}"
-        told = {name: value for name, value in msgspec.structs.asdict(suspect).items() if value}
-        known = msgspec.structs.replace(known, **told | {"reason": reason})
+        known = msgspec.structs.replace(suspect, reason=reason).told_in(known)
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for graph in watch.dynamo if known.kind != "side_effect" else ():
@@ -206,18 +207,17 @@ def find_whole(
     return report
 
 
-def _accused(program: Program, compilation: Compilation, known: Finding, where: str) -> Accused | None:
+def _accused(program: Program, compilation: Compilation, known: Finding, where: str) -> Culprit | None:
     """What Dynamo got wrong in the program's own words."""
     if known.stage != "dynamo" or known.op is not None:
         return None
     outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
-    found = msgspec.convert(outcome.value, Accused | None)
+    found = msgspec.convert(outcome.value, Culprit | None)
     if known.kind != "side_effect":
         return found
     if found is None:
-        return Accused("side_effect", None, None, None, f"{where} is not what it is uncompiled", ["side_effect"])
-    found.also = ["side_effect", *found.also]
-    return found
+        return Culprit(op="side_effect", reason=f"{where} is not what it is uncompiled")
+    return msgspec.structs.replace(found, also=["side_effect", *found.also])
 
 
 def _failing(prover: Prover, graph: DynamoGraph, known: Finding, *, cached: bool) -> tuple[Case, CaseResult] | None:

@@ -66,18 +66,7 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
         position += width
         error = local_error(op_of(node), *_call(node, first), got, rounded=())
         if error.answer == "worse":
-            suspect = Suspect(
-                error.kind,
-                "codegen",
-                first.direction,
-                first.graph,
-                node,
-                first.values,
-                error,
-                first.inputs,
-                wrong_alone=True,
-            )
-            found.append(suspect)
+            found.append(Suspect("codegen", first.direction, first.graph, node, first.values, error, wrong_alone=True))
     return found
 
 

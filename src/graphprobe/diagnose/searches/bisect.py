@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from graphprobe.diagnose.check_case import run_compiled
-from graphprobe.diagnose.local import LocalError, Suspect
+from graphprobe.diagnose.local import Suspect, certainly_wrong
 from graphprobe.diagnose.prove import Prover
 from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.engine.forked_child import Outcome
@@ -22,7 +21,7 @@ from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.errors import Raised
-from graphprobe.findings import Kind, kind_of_death
+from graphprobe.findings import kind_of_death
 
 FEW = 3
 """Culprits looked for in one graph."""
@@ -100,17 +99,12 @@ def _stands_alone(node: Node, run: GraphRun) -> bool:
 
 
 def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> Suspect:
-    kind: Kind = "crash_runtime"
-    text = ""
     if outcome.died:
-        kind = kind_of_death(outcome.signal)
-        text = outcome.end
+        error = certainly_wrong(kind_of_death(outcome.signal), outcome.end)
     else:
         raised = outcome.raised
         if raised is None:
             record = next(r["raised"] for calls in outcome.value for r in calls if r["raised"] is not None)
             raised = msgspec.convert(record, Raised)
-        text = raised.short
-        kind = "crash_compile" if raised.while_compiling else "crash_runtime"
-    error = LocalError("worse", kind, math.inf, math.inf, text)
-    return Suspect(kind, "codegen", graph.direction, graph.graph, node, run.values, error, [])
+        error = certainly_wrong("crash_compile" if raised.while_compiling else "crash_runtime", raised.short)
+    return Suspect("codegen", graph.direction, graph.graph, node, run.values, error)

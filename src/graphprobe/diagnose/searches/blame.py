@@ -67,7 +67,7 @@ def isolated_suspects(
             error = LocalError("worse", difference.kind, difference.z, math.inf, difference.text)
             direction = "backward" if difference.kind == "wrong_gradient" else "forward"
             known: Any = "codegen" if stage == "kernels" else stage
-            suspect = Suspect(difference.kind, known, direction, graph.graph, node, run.values, error, [])
+            suspect = Suspect(known, direction, graph.graph, node, run.values, error)
             if stage not in ("dynamo", "pre_grad") and compilation.is_inductor:
                 first, *others = [*aten_ops(graph.graph, node, run.values), suspect.op]
                 suspect = replace(suspect, named=first, also=others)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
+from graphprobe.diagnose.local import LocalError, Suspect, certainly_wrong, comparable, local_error
 from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
@@ -45,7 +45,7 @@ def check_decompositions(
         except Exception as error:
             # What the op itself does is seen when it runs.
             text = f"{type(error).__name__}: {error}"
-            found.append((node, LocalError("worse", "extra_exception", math.inf, math.inf, text)))
+            found.append((node, certainly_wrong("extra_exception", text)))
             return
         if got is NotImplemented:
             return
@@ -66,10 +66,9 @@ def check_decompositions(
     failed = run.failed[0] if run.failed is not None else None
     if run.failed is not None and failed is not None and failed.name in passed:
         text = f"uncompiled it raises {type(run.failed[1]).__name__}; its decomposition does not"
-        found.append((failed, LocalError("worse", "missing_exception", math.inf, math.inf, text)))
-    given, where = list(inputs), graph.direction
+        found.append((failed, certainly_wrong("missing_exception", text)))
     suspects = [
-        Suspect(error.kind, "decomposition", where, graph.graph, node, run.values, error, given)
+        Suspect("decomposition", graph.direction, graph.graph, node, run.values, error)
         for node, error in found
         if error.kind != "extra_exception" or failed is not node
     ]

@@ -315,18 +315,7 @@ def _suspects(compiled: CompiledGraph, launch: FaultyLaunch, run: GraphRun) -> l
     nodes: list[Node] = [n for n in compiled.final.graph.nodes if n.name in launch.nodes and n.op == "call_function"]
     if not nodes or run.failed is not None:
         return []
-    z: Any = launch.z or math.inf
-    made = Suspect(
-        "wrong_value",
-        "codegen",
-        compiled.direction,
-        compiled.final,
-        nodes[-1],
-        run.values,
-        LocalError("worse", "wrong_value", z, math.inf, _confirmation(launch)),
-        list(run.inputs),
-        also=list(dict.fromkeys(op_of(n) for n in reversed(nodes[:-1]))),
-        others=nodes[:-1],
-        whole=True,
-    )
-    return [_with_kernel(made, compiled, launch.kernel)]
+    error = LocalError("worse", "wrong_value", launch.z or math.inf, math.inf, _confirmation(launch))
+    made = Suspect("codegen", compiled.direction, compiled.final, nodes[-1], run.values, error, whole=True)
+    also = list(dict.fromkeys(op_of(n) for n in reversed(nodes[:-1])))
+    return [_with_kernel(replace(made, also=also, others=nodes[:-1]), compiled, launch.kernel)]

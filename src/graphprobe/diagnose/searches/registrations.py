@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from graphprobe.diagnose import notes
@@ -229,10 +228,8 @@ def registered_wrongly(ladder: Ladder) -> tuple[list[Finding], bool]:
 
 def _held(ladder: Ladder) -> list[Finding]:
     first = ladder.seen(ladder.top).certain[0]
-    outcome = ladder.step(partial(held_against, ladder.program, ladder.compilation, first), least_s=PROGRAM_S)
-    if not outcome.value:
-        return []
-    findings = msgspec.convert(outcome.value, list[Finding])
+    held = partial(held_against, ladder.program, ladder.compilation, first)
+    findings = ladder.answer(held, list[Finding], least_s=PROGRAM_S) or []
     ladder.runner.tell(*notes.proven(findings))
     return findings
 
@@ -240,10 +237,8 @@ def _held(ladder: Ladder) -> list[Finding]:
 def _explains(ladder: Ladder, findings: Sequence[Finding]) -> bool:
     """Whether the program is right once these operators are left uncompiled, as far as they can be."""
     names = [str(f.op).replace(".", "::", 1).removesuffix(".default") for f in findings]
-    outcome = ladder.step(partial(left_uncompiled, ladder.program, ladder.compilation, names))
-    if outcome.value is None:
-        return True
-    wrong = ladder.differences(msgspec.convert(outcome.value, RungReport))
+    report = ladder.answer(partial(left_uncompiled, ladder.program, ladder.compilation, names), RungReport)
+    wrong = [] if report is None else ladder.differences(report)
     return all("crash" in d.kind or d.kind == "extra_exception" for d in wrong)
 
 
