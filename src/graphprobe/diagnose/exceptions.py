@@ -6,7 +6,7 @@ import builtins
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from torch.fx import Node
@@ -71,6 +71,12 @@ class Culprit(msgspec.Struct, kw_only=True, frozen=True):
     within: str | None = None
     also: list[str] = []
     reason: str = ""
+
+    @classmethod
+    def at(cls, node: Node, **more: Any) -> Self:
+        """A node as the culprit; `more`: what else is known, or is known better."""
+        place = {"node": node.name, "op": op_of(node), "source": source_of(node), "module": module_of(node)}
+        return cls(**place | {"called_from": program_line_of(node), "within": module_in_words(node)} | more)
 
     def told_in(self, finding: Finding) -> Finding:
         """The finding with all of this in the place of its own."""
@@ -138,14 +144,8 @@ def _origin(links: list[list[FrameType]]) -> Origin:
     if isinstance((made_by := producer(node)).target, Overload):  # of a tensor in Dynamo's graph, indexing computes
         node = made_by
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
-    return origin_at(node, stage, pass_=named, op=numpy_name(node) or op_of(node), pattern=pattern, also=also)
-
-
-def origin_at(node: Node, stage: Stage, **more: Any) -> Origin:
-    """A node as the place that an exception came from."""
-    place: Any = {"node": node.name, "op": op_of(node), "source": source_of(node), "module": module_of(node)}
-    place |= {"called_from": program_line_of(node), "within": module_in_words(node)}
-    return Origin(stage=stage, **(place | more))
+    op = numpy_name(node) or op_of(node)
+    return Origin.at(node, stage=stage, pass_=named, op=op, pattern=pattern, also=also)
 
 
 def _is_of(stage: Stage, frame: FrameType) -> bool:

@@ -10,7 +10,16 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from graphprobe.diagnose.local import Expectation, LocalError, Suspect, certainly_wrong, comparable, local_error
+from graphprobe.diagnose.local import (
+    OK,
+    Checked,
+    Expectation,
+    LocalError,
+    Suspect,
+    certainly_wrong,
+    comparable,
+    local_error,
+)
 from graphprobe.diagnose.passes import different
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
@@ -20,7 +29,6 @@ from graphprobe.engine.rounding import FAR, roundings_apart
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
-from graphprobe.findings import Latent
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.operators.operators import value_of, writes_to
 from graphprobe.internals.quiet import quiet
@@ -64,15 +72,10 @@ class CompiledGraph:
 
 
 @dataclass
-class KernelReport:
-    """What the check of one compiled graph found."""
+class KernelReport(Checked):
+    """What the check of one compiled graph found; `whole`: what is wrong with it as a whole."""
 
-    suspects: list[Suspect] = field(default_factory=list)
-    wider: list[Latent] = field(default_factory=list)  # more precise than the op by itself
-    rounded: list[Latent] = field(default_factory=list)  # right, and not bit for bit as the op by itself
-    checked: int = 0
-    largest: tuple[str | None, float] = (None, 0.0)
-    whole: LocalError = field(default_factory=lambda: LocalError("ok"))
+    whole: LocalError = OK
 
 
 def check_graph(
@@ -106,13 +109,7 @@ def check_graph(
         if compiled.file is not None:
             looked_at = [known.get(n.name) for n in node.all_input_nodes for known in (shown, run.values)]
             compiled.file.release(got, *looked_at)
-        report.checked += error.answer in ("ok", "worse", "better")
-        if error.answer == "ok" and error.z > report.largest[1]:
-            report.largest = (f"{compiled.direction}:{name}", error.z)
-        if error.answer == "better":
-            report.wider.append(error.latent(node, "codegen", compiled.direction))
-        if error.other_bits:
-            report.rounded.append(error.latent(node, "codegen", compiled.direction, "not_bitwise"))
+        report.note(error, node, "codegen", compiled.direction)
         if error.answer == "worse":
             made_by = producer(node)
             report.suspects.append(Suspect("codegen", compiled.direction, compiled.final, made_by, run.values, error))

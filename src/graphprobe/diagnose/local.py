@@ -28,7 +28,7 @@ from graphprobe.engine.reference import (
 from graphprobe.engine.undefined import ALLOCATIONS, CONVERSIONS, unrepresentable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
-from graphprobe.findings import Kind, Latent, Stage
+from graphprobe.findings import Kind, LargestZ, Latent, Stage
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
 from graphprobe.numerics.noise import Noise
@@ -161,6 +161,34 @@ class LocalError(msgspec.Struct, frozen=True):
 OK = LocalError("ok")
 
 
+@dataclass
+class Checked:
+    """What the check of a graph's values found.
+
+    Attributes:
+        wider: more precise than the op by itself.
+        rounded: right, and not bit for bit as the op by itself.
+        checked: values that could be judged.
+        largest: error within the noise, in units of it, with its node.
+    """
+
+    suspects: list[Suspect] = field(default_factory=list)
+    wider: list[Latent] = field(default_factory=list)
+    rounded: list[Latent] = field(default_factory=list)
+    checked: int = 0
+    largest: LargestZ = field(default_factory=LargestZ)
+
+    def note(self, error: LocalError, node: Node, stage: Stage, direction: str) -> None:
+        """Take in what is known of one value, but for suspects."""
+        self.checked += error.answer in ("ok", "worse", "better")
+        if error.answer == "ok" and error.z > self.largest.z:
+            self.largest = LargestZ(f"{direction}:{node.name}", error.z)
+        if error.answer == "better":
+            self.wider.append(error.latent(node, stage, direction))
+        if error.other_bits:
+            self.rounded.append(error.latent(node, stage, direction, "not_bitwise"))
+
+
 def certainly_wrong(kind: Kind, reason: str) -> LocalError:
     """What no rounding explains."""
     return LocalError("worse", kind, math.inf, math.inf, reason)
@@ -267,7 +295,7 @@ class Expectation:
                 wide = self._wide()
             except Exception as error:
                 return LocalError("skipped", reason=f"no float64 reference: {type(error).__name__}: {error}")
-            judged = _numbers(self._op, i, want, have, wide, self._inputs, self._rounded)
+            judged = self._numbers(want, have, wide[i])
             if self._file is not None and wide[i] is not None:
                 self._file.release(have, wide[i].values, wide[i].noise.sigma)
             if _rank(judged) > _rank(worst):
@@ -282,10 +310,57 @@ class Expectation:
         return self._typicals[i]
 
     def _wide(self) -> list[Any]:
+        """A Reference for every noisy result, None for the others."""
         if self._wide_values is None:
-            given = (self._op, self._call, self._args, self._kwargs, self._inputs, self._wanted, self._rounded)
-            self._wide_values = _wide(*given, self._file)
+            facts = self._facts(self._wanted)
+            terms = terms_of(self._op, self._inputs, self._wanted)
+            pointwise = torch.Tag.pointwise in getattr(self._call, "tags", ())
+            found = iter(
+                references(
+                    self._call,
+                    self._args,
+                    self._kwargs,
+                    roundoff=facts.unit_roundoff if facts is not None else 2.0**-53,
+                    runs=len(BALANCED) if pointwise else RUNS,
+                    terms=terms,
+                    rough=terms is None,
+                    pointwise=pointwise,
+                    file=self._file,
+                )
+            )
+            self._wide_values = [next(found, None) if is_noisy(value) else None for value in self._wanted]
         return self._wide_values
+
+    def _facts(self, results: Sequence[Any]) -> WorkingDtype | None:
+        return coarsest([*(self._inputs if self._rounded is None else self._rounded), *results])
+
+    def _numbers(self, want: torch.Tensor, have: torch.Tensor, reference: Any) -> LocalError:
+        if not is_noisy(want):
+            return _exact(self._op, want, have, self._inputs)
+        if reference is None or reference.values.shape != tuple(want.shape):
+            return LocalError("skipped", reason="no float64 reference of this shape")
+        facts = dtype_of(want)
+        coarse = self._facts([want]) or facts
+        mine = coarse if coarse.unit_roundoff > facts.unit_roundoff and coarse.kind == facts.kind else facts
+        mine = msgspec.structs.replace(
+            mine, smallest_normal=facts.smallest_normal, largest=facts.largest, has_inf=facts.has_inf
+        )
+        candidate = RunValues(array_from(have.to(want.dtype) if have.dtype != want.dtype else have), mine)
+        noise = reference.noise
+        if base_name(self._op) in NEAR_ONE:
+            noise = Noise(noise.sigma + facts.unit_roundoff / mine.unit_roundoff, noise.accumulation)
+        eager, held = [RunValues(array_from(want), mine)], tolerated(mine)
+        verdict = judge(candidate, reference.values, noise, eager, thresholds=held, flush=True, brief=True)
+        z = verdict.candidate.max
+        if verdict.answer == "candidate_worse":
+            infinite = verdict.statistic == "class"
+            kind: Kind = "nonfinite" if infinite else "wrong_value"
+            return LocalError("worse", kind, math.inf if infinite else z, verdict.excess, verdict.reason)
+        if verdict.answer == "candidate_better":
+            return LocalError("better", z=z, reason=verdict.reason)
+        if verdict.answer == "inconclusive":
+            return LocalError("unsure", z=0.0, reason=verdict.reason)
+        return LocalError("ok", z=z, reason=verdict.reason)
 
 
 def _nearness(want: torch.Tensor, have: torch.Tensor, rms: Callable[[], float]) -> float | None:
@@ -351,81 +426,6 @@ def _form(want: Any, have: Any) -> LocalError | None:
     if want.shape != have.shape:
         return certainly_wrong("wrong_shape", f"shape {tuple(have.shape)}, not {tuple(want.shape)}")
     return None
-
-
-def _wide(
-    op: str,
-    call: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    inputs: Sequence[Any],
-    wanted: Sequence[Any],
-    rounded: Sequence[Any] | None,
-    file: ValueFile | None,
-) -> list[Any]:
-    """A Reference for every noisy output, None for the others."""
-    facts = _facts(inputs, wanted, rounded)
-    roundoff = facts.unit_roundoff if facts is not None else 2.0**-53
-    terms = terms_of(op, inputs, wanted)
-    pointwise = torch.Tag.pointwise in getattr(call, "tags", ())
-    runs = len(BALANCED) if pointwise else RUNS
-    found = iter(
-        references(
-            call,
-            args,
-            kwargs,
-            roundoff=roundoff,
-            runs=runs,
-            terms=terms,
-            rough=terms is None,
-            pointwise=pointwise,
-            file=file,
-        )
-    )
-    return [next(found, None) if is_noisy(value) else None for value in wanted]
-
-
-def _facts(inputs: Sequence[Any], wanted: Sequence[Any], rounded: Sequence[Any] | None) -> WorkingDtype | None:
-    shown = inputs if rounded is None else rounded
-    return coarsest([*shown, *wanted])
-
-
-def _numbers(
-    op: str,
-    i: int,
-    want: torch.Tensor,
-    have: torch.Tensor,
-    wide: list[Any],
-    inputs: Sequence[Any],
-    rounded: Sequence[Any] | None,
-) -> LocalError:
-    if not is_noisy(want):
-        return _exact(op, want, have, inputs)
-    reference = wide[i] if i < len(wide) else None
-    if reference is None or reference.values.shape != tuple(want.shape):
-        return LocalError("skipped", reason="no float64 reference of this shape")
-    facts = dtype_of(want)
-    coarse = _facts(inputs, [want], rounded) or facts
-    mine = coarse if coarse.unit_roundoff > facts.unit_roundoff and coarse.kind == facts.kind else facts
-    mine = msgspec.structs.replace(
-        mine, smallest_normal=facts.smallest_normal, largest=facts.largest, has_inf=facts.has_inf
-    )
-    candidate = RunValues(array_from(have.to(want.dtype) if have.dtype != want.dtype else have), mine)
-    noise = reference.noise
-    if base_name(op) in NEAR_ONE:
-        noise = Noise(noise.sigma + facts.unit_roundoff / mine.unit_roundoff, noise.accumulation)
-    legitimate = [RunValues(array_from(want), mine)]
-    verdict = judge(candidate, reference.values, noise, legitimate, thresholds=tolerated(mine), flush=True, brief=True)
-    z = verdict.candidate.max
-    if verdict.answer == "candidate_worse":
-        infinite = verdict.statistic == "class"
-        kind: Kind = "nonfinite" if infinite else "wrong_value"
-        return LocalError("worse", kind, math.inf if infinite else z, verdict.excess, verdict.reason)
-    if verdict.answer == "candidate_better":
-        return LocalError("better", z=z, reason=verdict.reason)
-    if verdict.answer == "inconclusive":
-        return LocalError("unsure", z=0.0, reason=verdict.reason)
-    return LocalError("ok", z=z, reason=verdict.reason)
 
 
 def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any]) -> LocalError:

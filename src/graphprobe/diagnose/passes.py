@@ -36,12 +36,10 @@ class Step:
 
     Attributes:
         suspects: one for each pass that changed what the graph computes.
-        last: the run of the last snapshot; None if it raised.
         passes: names of the passes that changed the graph and are right.
     """
 
     suspects: list[Suspect]
-    last: GraphRun | None
     passes: list[str]
 
 
@@ -56,15 +54,15 @@ def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
     suspects: list[Suspect] = []
     right: list[str] = []
     if not log.snapshots:
-        return Step([], None, [])
+        return Step([], [])
     base = log.snapshots[0]
     base_run = run_graph(base.graph, inputs)
     if base_run.failed is not None:
-        return Step([], None, [])
+        return Step([], [])
     last = log.snapshots[-1]
     last_run = run_graph(last.graph, inputs)
     if _compare(base.graph, base_run, last_run, inputs).answer != "worse" and last_run.failed is None:
-        return Step([], last_run, [snapshot.name for snapshot in log.snapshots[1:]])
+        return Step([], [snapshot.name for snapshot in log.snapshots[1:]])
     for number, snapshot in enumerate(log.snapshots[1:], 1):
         doing(f"{direction}, pass {number} of {len(log.snapshots) - 1}")
         run = run_graph(snapshot.graph, inputs)
@@ -76,9 +74,9 @@ def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
             continue
         suspects.append(_blame(stage, snapshot.name, direction, base.graph, base_run, snapshot.graph, run, error))
         if run.failed is not None:
-            return Step(suspects, None, right)
+            return Step(suspects, right)
         base, base_run = snapshot, run
-    return Step(suspects, base_run, right)
+    return Step(suspects, right)
 
 
 def own_culprit(log: PassLog, inputs: Sequence[Any], direction: str, *, raises: bool) -> Suspect | None:

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.exceptions import Origin, origin_at, origin_of
+from graphprobe.diagnose.exceptions import Origin, origin_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, to_show
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.equal_graphs import fingerprint
@@ -390,4 +390,4 @@ def run_program(
 
 def place_of(node: Node | None) -> Origin | None:
     """A node as the place that an exception came from; None for None."""
-    return None if node is None else origin_at(node, "runtime")
+    return None if node is None else Origin.at(node, stage="runtime")

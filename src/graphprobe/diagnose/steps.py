@@ -17,12 +17,12 @@ import torch
 from graphprobe.diagnose.evidence import RAISED
 from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
-from graphprobe.diagnose.local import LocalError, Suspect
+from graphprobe.diagnose.local import Checked, LocalError, Suspect
 from graphprobe.diagnose.notes import NOT_LOOKED_INTO, UNWATCHED
 from graphprobe.diagnose.passes import Step, analyse, changed_between, own_culprit, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.prove import Prover
-from graphprobe.diagnose.reduction.transforms import without_transforms
+from graphprobe.diagnose.reduction.transforms import BEFORE_ATEN, without_transforms
 from graphprobe.diagnose.rungs import (
     DynamoGraph,
     RungReport,
@@ -52,7 +52,7 @@ from graphprobe.engine.naming import short_place
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
-from graphprobe.findings import Finding, LargestZ
+from graphprobe.findings import Finding
 from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.caches import bypassed, caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
@@ -66,9 +66,6 @@ from graphprobe.probe.active import observe_pass
 from graphprobe.program_text.sources import is_own
 
 log = logging.getLogger(__name__)
-
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
 
 MOST_PROOFS = 4
 """Faults proven in one step; the rest are named as unproven."""
@@ -156,11 +153,7 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     with compilation.configured(), _told(report, "aot"):
         for graph in watch.graphs:
             for inputs in graph.inputs:
-                found, checked, largest, rounded = check_decompositions(graph, inputs, strides=strides)
-                suspects += found
-                report.checked += checked
-                report.rounded += rounded
-                _larger(report, *largest)
+                suspects += _taken_in(report, check_decompositions(graph, inputs, strides=strides))
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
         report.compiles += prover.compiles
@@ -284,11 +277,9 @@ def _ops_of(watch: Watch) -> int:
 
 def _suspected_first(graphs: Sequence[StageGraph], broken: tuple[str, int] | None) -> list[StageGraph]:
     """The graphs, the broken one before the others."""
-    if broken is None:
-        return list(graphs)
-    direction, number = broken
+    direction, number = broken or ("", 0)
     same = [g for g in graphs if g.direction == direction][number : number + 1]
-    return [*same, *(g for g in graphs if not any(g is s for s in same))]
+    return sorted(graphs, key=lambda g: not any(g is s for s in same))
 
 
 def _steps(watch: Watch) -> list[Step]:
@@ -393,11 +384,7 @@ def _checked(
 
         for call in range(len(compiled.inputs)):
             result = check_graph(compiled, call, show_if_wrong)
-            report.checked += result.checked
-            _larger(report, *result.largest)
-            suspects += result.suspects
-            report.wider += result.wider
-            report.rounded += result.rounded
+            suspects += _taken_in(report, result)
             if result.whole.answer == "worse":
                 wrong.append((compiled, call))
         if len(suspects) == before and report.checked > checked:
@@ -488,9 +475,13 @@ def places_of(suspects: Sequence[Suspect]) -> list[str]:
     return [f"{source} in {module}" if module else str(source) for source, module in pairs]
 
 
-def _larger(report: RungReport, node: str | None, z: float) -> None:
-    if z > report.largest.z:
-        report.largest = LargestZ(node, z)
+def _taken_in(report: RungReport, result: Checked) -> list[Suspect]:
+    """The suspects of a check; all else that it found goes into the report."""
+    report.checked += result.checked
+    report.wider += result.wider
+    report.rounded += result.rounded
+    report.largest = max(report.largest, result.largest, key=lambda one: one.z)
+    return result.suspects
 
 
 def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> None:

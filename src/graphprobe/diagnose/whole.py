@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,12 @@ from graphprobe.diagnose.exceptions import Culprit, numpy_name
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import SMALL, Prover, shown_by
-from graphprobe.diagnose.reduction.transforms import without_transforms
+from graphprobe.diagnose.reduction.transforms import BEFORE_ATEN, without_transforms
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, dynamo_rung, run_program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import flat_outputs, run_graph
-from graphprobe.engine.naming import VIEWS_AND_SUCH, aten_ops, module_of, op_of, source_of
+from graphprobe.engine.naming import VIEWS_AND_SUCH, aten_ops, op_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage
@@ -35,9 +35,6 @@ from graphprobe.internals.tensors import tree_map
 from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of
-
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
 
 STATE = ("_buffers_", "_parameters_")
 """What Dynamo calls the placeholders that are a module's buffers and parameters."""
@@ -75,8 +72,7 @@ def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> It
                 if any(_explains(given, leaves) for leaves in observed):
                     text = f"it was given {old:g}, the number of an earlier call, in place of {new:g}"
                     name = numpy_name(node) or op_of(node)
-                    place = Culprit(op=name, node=node.name, source=users_source(node), module=module_of(node))
-                    yield run, node, msgspec.structs.replace(place, reason=text)
+                    yield run, node, Culprit.at(node, op=name, source=users_source(node), reason=text)
 
 
 class _Run:
@@ -85,25 +81,11 @@ class _Run:
     def __init__(self, graph: GraphModule, inputs: CapturedValues) -> None:
         self.graph, self.inputs = graph, inputs
         self.given: dict[str, list[Any]] = {}
-        self.results: dict[str, Any] = {}
-        interpreter = _Watched(self.graph, self.given, self.results)
-        self.outputs = _run(interpreter, self.inputs.restore())
+        run = run_graph(graph, inputs.restore(), watch=self._watch)
+        self.results, self.outputs = run.values, flat_outputs(run.outputs)
 
-
-class _Watched(Interpreter):
-    """Keeps the arguments and results of every call."""
-
-    def __init__(self, gm: GraphModule, given: dict[str, list[Any]], results: dict[str, Any]) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False
-        self.given, self.results = given, results
-
-    def run_node(self, n: Node) -> Any:
-        if n.op in CALLS:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            self.given[n.name] = flat_outputs([*args, *kwargs.values()])
-        result = self.results[n.name] = super().run_node(n)
-        return result
+    def _watch(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.given[node.name] = flat_outputs([*args, *kwargs.values()])
 
 
 class _Replacing(Interpreter):
@@ -125,14 +107,10 @@ class _Replacing(Interpreter):
         return getattr(self, n.op)(n.target, args, kwargs)
 
 
-def _run(interpreter: Interpreter, inputs: list[Any]) -> list[Any]:
-    with torch.no_grad():
-        return flat_outputs(interpreter.run(*inputs))
-
-
 def _outputs(run: _Run, node: Node, old: float, new: float) -> list[Any] | None:
     try:
-        given = _run(_Replacing(run.graph, node, old, new), run.inputs.restore())
+        with torch.no_grad():
+            given = flat_outputs(_Replacing(run.graph, node, old, new).run(*run.inputs.restore()))
     except Exception:  # a number that the op does not take with these inputs
         return None
     return given if len(given) == len(run.outputs) else None
@@ -300,4 +278,4 @@ def _few_ops(graphs: Sequence[DynamoGraph]) -> Culprit:
     first, *others = calls
     names = [*aten_ops(owner.graph, first, run.values), op_of(first), *map(op_of, others)]
     also = [name for name in dict.fromkeys(names) if name != names[0]]
-    return Culprit(op=names[0], node=first.name, source=source_of(first), module=module_of(first), also=also)
+    return Culprit.at(first, op=names[0], also=also)

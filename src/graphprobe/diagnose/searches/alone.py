@@ -7,7 +7,6 @@ it, even where its own value, as it was shown, is right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from torch.fx import Node
@@ -16,8 +15,10 @@ from torch.fx.node import map_arg
 from graphprobe.diagnose.check_case import run_compiled
 from graphprobe.diagnose.local import Suspect, comparable, local_error
 from graphprobe.diagnose.prove import Prover
+from graphprobe.diagnose.searches.bisect import stands_alone
+from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.naming import op_of
-from graphprobe.engine.subgraph import ancestors, is_item, isolated_calls
+from graphprobe.engine.subgraph import ancestors, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.judge.observation import ObservationRecord, read
 
@@ -45,7 +46,10 @@ def alone(suspects: Sequence[Suspect], prover: Prover) -> list[Suspect]:
 def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
     first = group[0]
     reach = ancestors([s.node for s in group], REACH)
-    nodes = [n for n in first.graph.graph.nodes if n in reach and n.op == "call_function" and _can_run(n, first)]
+    nodes = [
+        n for n in first.graph.graph.nodes if n in reach and n.op == "call_function" and stands_alone(n, first.values)
+    ]
+    nodes = [n for n in nodes if comparable(op_of(n))]
     if not nodes:
         return []
     graph, inputs, owners = isolated_calls(first.graph, nodes, first.values)
@@ -61,31 +65,14 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
     found: list[Suspect] = []
     position = 0
     for node, _ in owners:
-        width = _width(first.values[node.name])
+        width = len(flat_outputs(first.values[node.name]))
         got = result.outputs[position : position + width]
         position += width
-        error = local_error(op_of(node), *_call(node, first), got, rounded=())
+        args, kwargs = (map_arg(part, lambda n: first.values[n.name]) for part in (node.args, node.kwargs))
+        error = local_error(op_of(node), node.target, list(args), dict(kwargs), got, rounded=())  # type: ignore[arg-type]
         if error.answer == "worse":
             found.append(Suspect("codegen", first.direction, first.graph, node, first.values, error, wrong_alone=True))
     return found
-
-
-def _can_run(node: Node, suspect: Suspect) -> bool:
-    known = all(n.op == "get_attr" or n.name in suspect.values for n in node.all_input_nodes)
-    return known and node.name in suspect.values and not is_item(node) and comparable(op_of(node))
-
-
-def _width(value: Any) -> int:
-    return sum(_width(item) for item in value) if isinstance(value, (list, tuple)) else 1
-
-
-def _call(node: Node, suspect: Suspect) -> tuple[Any, list[Any], dict[str, Any]]:
-    def value(n: Node) -> Any:
-        return suspect.values[n.name]
-
-    args = map_arg(node.args, value)
-    kwargs = map_arg(node.kwargs, value)
-    return node.target, list(args), dict(kwargs)
 
 
 def _descendants(nodes: Sequence[Node]) -> set[Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ FEW = 3
 def culprits(graph: StageGraph, run: GraphRun, prover: Prover) -> list[Suspect]:
     """The nodes of a graph that crash, hang or raise when compiled by themselves."""
     found: list[Suspect] = []
-    nodes = [n for n in graph.graph.graph.nodes if n.op == "call_function" and _stands_alone(n, run)]
+    nodes = [n for n in graph.graph.graph.nodes if n.op == "call_function" and stands_alone(n, run.values)]
 
     def outcome_of(part: Sequence[Node]) -> Outcome:
         isolated, inputs, _ = isolated_calls(graph.graph, part, run.values)
@@ -93,9 +93,10 @@ def _likeness(node: Node, run: GraphRun) -> tuple[Any, ...]:
     return op_of(node), *((v.dtype, v.dim()) for v in inputs if isinstance(v, torch.Tensor))
 
 
-def _stands_alone(node: Node, run: GraphRun) -> bool:
-    known = all(n.name in run.values or n.op == "get_attr" for n in node.all_input_nodes)
-    return node.name in run.values and known and not is_item(node)
+def stands_alone(node: Node, values: Mapping[str, Any]) -> bool:
+    """Whether a call can be made by itself, on the values that are known of a graph's nodes."""
+    known = all(n.name in values or n.op == "get_attr" for n in node.all_input_nodes)
+    return node.name in values and known and not is_item(node)
 
 
 def _suspect(graph: StageGraph, run: GraphRun, node: Node, outcome: Outcome) -> Suspect:

@@ -26,7 +26,6 @@ from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, run_graph
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.replaced_launches import MixedGraph, MixedLaunch, MixedRun
-from graphprobe.internals.inductor.lowered_graph import watched_lowering
 from graphprobe.internals.launch_io import kernel_source
 
 Judge = Callable[[MixedRun], LocalError]
@@ -55,7 +54,6 @@ class FaultyLaunch(msgspec.Struct, frozen=True):
         line: in the generated module.
         how: what it was replaced by: `graph` or `ir`.
         nodes: FX nodes it stems from.
-        sources: lines of the user's program behind these.
         runs: of the graph until it was found.
         confirmed: the outputs are wrong with every launch replaced but it.
         z: largest error of the outputs then, in units of noise.
@@ -66,7 +64,6 @@ class FaultyLaunch(msgspec.Struct, frozen=True):
     line: int
     how: str
     nodes: tuple[str, ...]
-    sources: tuple[str, ...]
     runs: int
     confirmed: bool
     z: float
@@ -78,7 +75,6 @@ class MixingReport(msgspec.Struct):
     Attributes:
         launches: of the graph.
         runs: of the graph, all of them.
-        compilations: graphs compiled meanwhile.
         found: faulty launches, in the order in which they were found.
         kept: launches that could not be replaced, with the reason.
         problem: why there is no answer, or not the whole of it; empty otherwise.
@@ -86,7 +82,6 @@ class MixingReport(msgspec.Struct):
 
     launches: int = 0
     runs: int = 0
-    compilations: int = 0
     found: list[FaultyLaunch] = []
     kept: list[str] = []
     problem: str = ""
@@ -103,20 +98,14 @@ def faulty_launches(mixed: MixedGraph, inputs: Sequence[Any], judge: Judge) -> M
     report = MixingReport(launches=len(mixed.launches))
     search = _KernelSearch(mixed, inputs, judge)
     before = mixed.runs
-    with watched_lowering() as compiled:
-        report.problem = search.find()
-        for at, runs in search.found:
-            launch, error = mixed.launches[at], search.all_but(at)
-            report.found.append(_faulty(at, launch, runs, error))
-    report.runs, report.compilations = mixed.runs - before, len(compiled)
+    report.problem = search.find()
+    for at, runs in search.found:
+        launch, error = mixed.launches[at], search.all_but(at)
+        io, wrong = launch.io, error.answer == "worse"
+        report.found.append(FaultyLaunch(at, io.name, io.line, launch.how, launch.sources, runs, wrong, error.z))
+    report.runs = mixed.runs - before
     report.kept = [f"{x.io.name} (line {x.io.line}): {x.reason}" for x in mixed.launches if x.how == "no"]
     return report
-
-
-def _faulty(at: int, launch: MixedLaunch, runs: int, error: LocalError) -> FaultyLaunch:
-    wrong = error.answer == "worse"
-    io = launch.io
-    return FaultyLaunch(at, io.name, io.line, launch.how, launch.sources, launch.lines, runs, wrong, error.z)
 
 
 class _KernelSearch:

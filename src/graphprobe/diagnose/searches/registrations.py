@@ -18,6 +18,7 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.rungs import RungReport, run_program
 from graphprobe.diagnose.settings import Compilation, line_of_caller
+from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Finding, in_words, told_more
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.operators.eager_ops import in_backward
@@ -150,7 +151,7 @@ class OperatorCall:
         """The argument that was changed although its schema does not say so."""
         writes = {a.name for a in self.op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         for (name, tensor), before in zip(self.given, self.before, strict=True):
-            if name not in writes and not _same_bytes(tensor.detach(), before):
+            if name not in writes and not (tensor.is_quantized or equal_bits(tensor.detach(), before)):
                 return str(name)
         return None
 
@@ -205,13 +206,6 @@ class OperatorCall:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.is_quantized:
-        return a.shape == b.shape
-    x, y = (t.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(x, y)
 
 
 def registered_wrongly(ladder: Ladder) -> tuple[list[Finding], bool]:
