@@ -20,7 +20,7 @@ from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.fresh.processes import FreshProcesses
 from graphprobe.diagnose.fresh.step_runner import StepRunner
-from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
@@ -175,7 +175,7 @@ class Ladder:
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []
         with self.in_time("whether the compiled program is right"):
-            self.room.sizes.know([*tensors_of(list(self.program.calls)), *self.program.state()])
+            self.room.sizes.know(self.program.tensors())
             for again in (False, True):
                 outcome = self.step(partial(steps.eager, self.program, unlike=again))
                 if outcome.died or outcome.raised is not None:

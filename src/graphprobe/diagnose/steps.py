@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from graphprobe.diagnose.evidence import RAISED
-from graphprobe.diagnose.exceptions import Culprit
+from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.local import Checked, LocalError, Suspect
 from graphprobe.diagnose.notes import NOT_LOOKED_INTO, UNWATCHED
@@ -33,20 +33,18 @@ from graphprobe.diagnose.rungs import (
     graphs_rung,
     kernel_rung,
     own_rung,
-    place_of,
     run_program,
     show,
     stage_rung,
 )
 from graphprobe.diagnose.searches.alone import alone
-from graphprobe.diagnose.searches.bisect import culprits
 from graphprobe.diagnose.searches.blame import graphs_of_calls, isolated_suspects
 from graphprobe.diagnose.searches.decompositions import check_decompositions
 from graphprobe.diagnose.searches.equal_graphs import EQUAL
 from graphprobe.diagnose.searches.kernel_names import MORE, far_off_launches, name_kernels
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing
-from graphprobe.engine.interpret import flat_outputs, run_graph
+from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.naming import short_place
 from graphprobe.engine.subgraph import is_view
@@ -148,7 +146,8 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, aot_rung(watch), report)
     report.called = watch.called()
-    report.raised_at, report.ops = place_of(watch.failed_nodes[0] if watch.failed_nodes else None), _ops_of(watch)
+    report.raised_at = next((Origin.at(node, stage="runtime") for node in watch.failed_nodes), None)
+    report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
     with compilation.configured(), _told(report, "aot"):
         for graph in watch.graphs:
@@ -166,15 +165,9 @@ def passes(
     program: Program,
     compilation: Compilation,
     *,
-    seek: bool = False,
-    broken: tuple[str, int] | None = None,
     skip: Collection[tuple[str, str]] = (),
 ) -> RungReport:
-    """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out.
-
-    With `seek` the passes are let be, and the ops that make the kernels crash or raise are looked for, each compiled by
-    itself, in the graph that is `broken` (see `RungReport`) first; in the others only if it holds none.
-    """
+    """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out."""
     report, watch = RungReport(), Watch(skip, program.file)
     with watch.snapshots.active():
         run_program(program, compilation, stage_rung(watch, "post_grad"), report)
@@ -184,21 +177,13 @@ def passes(
     suspects: list[Suspect] = []
     right: list[str] = []
     with compilation.configured(), _told(report, "passes"):
-        for step in _steps(watch) if not seek else ():
+        for step in _steps(watch):
             suspects += step.suspects
             right += step.passes
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
         if right:
             report.right.append(f"passes: {len(right)} that changed a graph compute the same")
-        if seek:
-            for graph in _suspected_first(watch.graphs, broken):
-                for inputs in graph.inputs[:1]:
-                    run = run_graph(graph.graph, inputs)
-                    found = culprits(graph, run, prover) if run.failed is None else []
-                    _prove(found, report, prover)
-                if report.findings and broken is not None:
-                    break  # what else is broken was not reached
         report.compiles += prover.compiles
     return report
 
@@ -275,13 +260,6 @@ def _ops_of(watch: Watch) -> int:
     return sum(size_of(v) for v in values if isinstance(v, torch.Tensor))
 
 
-def _suspected_first(graphs: Sequence[StageGraph], broken: tuple[str, int] | None) -> list[StageGraph]:
-    """The graphs, the broken one before the others."""
-    direction, number = broken or ("", 0)
-    same = [g for g in graphs if g.direction == direction][number : number + 1]
-    return sorted(graphs, key=lambda g: not any(g is s for s in same))
-
-
 def _steps(watch: Watch) -> list[Step]:
     found: list[Step] = []
     for number, graph in enumerate(watch.dynamo):
@@ -334,7 +312,6 @@ def kernels(
     report.called = watch.called()
     program.drop_gradients()
     trim()
-    report.broken = watch.broken
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
     with compilation.configured(), _told(report, "kernels"):
         prover = Prover(compilation, watch.dynamo, bool(program.grad))

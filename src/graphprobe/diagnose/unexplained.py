@@ -255,11 +255,7 @@ def _searched(
     """What the searches find that look into one kind of failure each, the special ones first."""
     program, compilation, first = ladder.program, ladder.compilation, differences[0]
     crashed = first.kind in ("crash_compile", "crash_runtime", "segfault", "hang")
-    report = ladder.seen(rung).report
     found: list[Finding] = []
-    if crashed and rung == "kernels" and compilation.is_inductor and known.op is None:
-        broken = report.broken if report is not None else None
-        found = _ask(ladder, partial(steps.passes, program, compilation, seek=True, broken=broken))
     if stage == "decomposition" and not crashed:
         found = _laid_out_otherwise(ladder, rung, differences)
     point = evidence.graphs_wrong

@@ -6,7 +6,8 @@ it, even where its own value, as it was shown, is right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from torch.fx import Node
@@ -15,10 +16,9 @@ from torch.fx.node import map_arg
 from graphprobe.diagnose.check_case import run_compiled
 from graphprobe.diagnose.local import Suspect, comparable, local_error
 from graphprobe.diagnose.prove import Prover
-from graphprobe.diagnose.searches.bisect import stands_alone
 from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.naming import op_of
-from graphprobe.engine.subgraph import ancestors, isolated_calls
+from graphprobe.engine.subgraph import ancestors, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.judge.observation import ObservationRecord, read
 
@@ -46,10 +46,7 @@ def alone(suspects: Sequence[Suspect], prover: Prover) -> list[Suspect]:
 def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
     first = group[0]
     reach = ancestors([s.node for s in group], REACH)
-    nodes = [
-        n for n in first.graph.graph.nodes if n in reach and n.op == "call_function" and stands_alone(n, first.values)
-    ]
-    nodes = [n for n in nodes if comparable(op_of(n))]
+    nodes = [n for n in first.graph.graph.nodes if n in reach and n.op == "call_function" and _can_run(n, first.values)]
     if not nodes:
         return []
     graph, inputs, owners = isolated_calls(first.graph, nodes, first.values)
@@ -73,6 +70,11 @@ def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
         if error.answer == "worse":
             found.append(Suspect("codegen", first.direction, first.graph, node, first.values, error, wrong_alone=True))
     return found
+
+
+def _can_run(node: Node, values: Mapping[str, Any]) -> bool:
+    known = all(n.op == "get_attr" or n.name in values for n in node.all_input_nodes)
+    return known and node.name in values and not is_item(node) and comparable(op_of(node))
 
 
 def _descendants(nodes: Sequence[Node]) -> set[Node]:
