@@ -113,14 +113,6 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__ or getattr(current, "inner_exception", None)
 
 
-def frames(error: BaseException) -> list[FrameType]:
-    """The frames of the whole chain, the innermost first."""
-    result: list[FrameType] = []
-    for link in reversed(list(chain(error))):
-        result += reversed([frame for frame, _ in traceback.walk_tb(link.__traceback__)])
-    return result
-
-
 def origin_of(error: BaseException) -> Origin:
     """Where the exception comes from."""
     return _origin([[frame for frame, _ in traceback.walk_tb(link.__traceback__)] for link in chain(error)][::-1])

@@ -263,7 +263,7 @@ class Expectation:
             return
         try:
             with torch.no_grad():
-                self._wanted = flat_outputs(call(*_copies(args), **_copies(dict(kwargs))))
+                self._wanted = flat_outputs(call(*map(copied, args), **{k: copied(v) for k, v in kwargs.items()}))
         except Exception as error:
             self._problem = LocalError("skipped", reason=f"it does not run by itself: {type(error).__name__}: {error}")
 
@@ -405,15 +405,6 @@ def _typical(value: torch.Tensor) -> float:
 
 def _rank(error: LocalError) -> tuple[int, float]:
     return (("skipped", "ok", "better", "unsure", "worse").index(error.answer), error.z)
-
-
-def _copies(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        items = [_copies(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, dict):
-        return {key: _copies(item) for key, item in value.items()}
-    return copied(value)
 
 
 def _form(want: Any, have: Any) -> LocalError | None:

@@ -205,14 +205,12 @@ class Prover:
         tells = suspect.whole and suspect.certain.op is None
         case, result, short = self.smaller(case, result, kind, suspect.stage, lines=lines, tells=tells)
         left = named(case)
-        told = suspect.whole or suspect.pass_ or suspect.certain.op is not None
-        if short and len(left) == 1 and not (told or {source_of(left[0]), None} & lines):
+        known = suspect.pass_ is not None or suspect.certain.op is not None
+        if short and len(left) == 1 and not (suspect.whole or known or {source_of(left[0]), None} & lines):
             log.info("%s is not what fails in the whole graph: %s is", suspect.op, op_of(left[0]))
             return None
-        place = suspect.place
         several = 1 < len(left) <= LARGEST or (suspect.whole and short)
-        if suspect.certain.op is None and suspect.pass_ is None and several:
-            place = self.place_in(case, result, kind)
+        place = self.place_in(case, result, kind) if several and not known else suspect.place
         made = Finding(
             kind=kind,
             stage=suspect.stage,

@@ -446,12 +446,6 @@ def plain(program: Program, compilation: Compilation) -> RungReport:
     return report
 
 
-def places_of(suspects: Sequence[Suspect]) -> list[str]:
-    """Where the suspects of one cause stand in the program, each place once."""
-    pairs = dict.fromkeys((s.source, s.module) for s in suspects if s.source is not None)
-    return [f"{source} in {module}" if module else str(source) for source, module in pairs]
-
-
 def _taken_in(report: RungReport, result: Checked) -> list[Suspect]:
     """The suspects of a check; all else that it found goes into the report."""
     report.checked += result.checked
@@ -475,7 +469,8 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
         if finding is not None:
             others = [s.op for s in group[1:] if s.op != finding.op]
             finding.also = list(dict.fromkeys([*finding.also, *others]))
-            finding.places = places_of(group)
+            places = dict.fromkeys((s.source, s.module) for s in group if s.source is not None)
+            finding.places = [f"{source} in {module}" if module else str(source) for source, module in places]
             known = next((f for f in report.findings if _is_one_cause(f, finding)), None)
             if known is None:
                 report.findings.append(finding)

@@ -17,7 +17,7 @@ import torch
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.dynamo.python_culprit import functions_of
-from graphprobe.diagnose.evidence import RAISED
+from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
@@ -51,8 +51,6 @@ ERROR_NAMES = "torch's error names stage and op; no smaller program was tried"
 
 PYTHON = (torch, torch.Tensor, torch.functional, torch.nn.functional)
 """What has functions in Python that call operations."""
-
-DEATHS = ("segfault", "hang")
 
 REPEATS = 3
 """Runs of the compiled program that tell how often it fails, where no piece of it does."""
@@ -186,7 +184,8 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     known = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
     with ladder.in_time(BLAME):
         ladder.runner.begin("culprit")
-        origin = _origin(ladder, rung)
+        # Frames tell nothing of a compiler whose parts are unknown: its errors pass through Dynamo's.
+        origin = ladder.seen(rung).origin if ladder.compilation.is_inductor else None
         evidence = _evidence(ladder, rung, origin, first)
         stage, why = stage_of(evidence)
         log.info("unexplained on %s: %s, since %s", rung, stage, why)
@@ -204,13 +203,9 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     return [known]
 
 
-def _origin(ladder: Ladder, rung: RungName) -> Origin | None:
-    """Where the exception of a rung comes from; frames tell nothing of a compiler whose parts are unknown."""
-    return ladder.seen(rung).origin if ladder.compilation.is_inductor else None  # others' errors pass through Dynamo's
-
-
 def _evidence(ladder: Ladder, rung: RungName, origin: Origin | None, first: Difference) -> Evidence:
     below = ladder.states().get("kernels", "not_run") if rung == "plain" else "right"
+    doubtful = rung == "dynamo" and origin is not None and origin.stage == "decomposition"  # it may be caught
     return Evidence(
         first.kind,
         _graphs_wrong(ladder, rung),
@@ -218,7 +213,7 @@ def _evidence(ladder: Ladder, rung: RungName, origin: Origin | None, first: Diff
         cached=rung == "plain" and below == "right",
         graphs_run=below != "not_run",
         saved_check="modified by an inplace operation" in first.text,
-        caught=rung == "dynamo" and _is_caught(ladder, origin),
+        caught=bool(doubtful and ladder.answer(partial(steps.catches, ladder.program), bool)),
         inductor=ladder.compilation.is_inductor,
     )
 
@@ -307,24 +302,14 @@ def _last_run(ladder: Ladder, point: Graphs) -> Origin | None:
             return None
 
 
-def _is_caught(ladder: Ladder, origin: Origin | None) -> bool:
-    """Whether the program goes on where an operation raises uncompiled, too; asked only where it could be that."""
-    if origin is None or origin.stage != "decomposition":
-        return False
-    return bool(ladder.step(partial(steps.catches, ladder.program)).value)
-
-
 def _graphs_wrong(ladder: Ladder, rung: RungName) -> Graphs | None:
     """The first point of the pipeline whose graphs fail, as far as the rungs tell; of the passes each is tried."""
-    if rung in ("dynamo", "aot"):
-        return "dynamo" if rung == "dynamo" else "aot"
-    if ladder.compilation.is_aot_eager:
+    if rung == "dynamo":
+        return "dynamo"
+    if rung == "aot" or ladder.compilation.is_aot_eager:
         return "aot"
-    return _narrowed(ladder) if rung == "passes" else None
-
-
-def _narrowed(ladder: Ladder) -> Graphs:
-    """Which point of those below the pass rung fails first."""
+    if rung != "passes":
+        return None
     points: tuple[Graphs, ...] = ("decomposition", "partition", "pre_grad", "joint")
     upto = partial(steps.upto, ladder.program, ladder.compilation)
     return next((point for point in points if not _is_right(ladder, partial(upto, point))), "post_grad")

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
+from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.local import LocalError, Suspect, comparable
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
@@ -30,7 +31,7 @@ from graphprobe.internals.tensors import tree_map
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 
-CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
+CRASHES = (*RAISED, *DEATHS)
 
 MOST_CALLS = 8
 """Calls of one function that are tried by themselves."""
