@@ -401,8 +401,7 @@ class Ladder:
 
     def _settle(self) -> None:
         assert self.reference is not None
-        inductor = self.compilation.is_inductor
-        seen = Climbed(self.reference, self.rungs, self.seen(self.top), inductor, excess=self._is_excess())
+        seen = Climbed(self.reference, self.seen(self.top), self.compilation.is_inductor, excess=self._is_excess())
         settled, result = settle(seen), self.result
         result.verdict = settled.verdict
         if settled.final:
@@ -422,7 +421,7 @@ class Ladder:
         suspected = [latent for rung in self.rungs.values() if rung.report for latent in rung.report.suspected]
         result.latent += list(dict.fromkeys([*suspected, *self.suspected]))
         wider = self._excess_note() if seen.excess and result.verdict == "healthy" else ""
-        result.notes = with_reasons(result.notes, seen, result.verdict, late=self._late, wider=wider)
+        result.notes[:] = with_reasons(result.notes, seen, result.verdict, late=self._late, wider=wider)
         if result.verdict == "healthy" and seen.raised is not None:
             result.raises = f"{seen.raised.type}: {seen.raised.message}"
 

@@ -48,14 +48,12 @@ class Climbed:
 
     Attributes:
         reference: the program uncompiled.
-        rungs: what is known of each rung that was run, or was not to be run to its end.
         top: the rung that the user runs.
         inductor: whether Inductor compiles it.
         excess: all that differs is gone once kernels round narrow values as eager does; None: no time was left to see.
     """
 
     reference: Reference
-    rungs: Mapping[RungName, RungSeen]
     top: RungSeen
     inductor: bool = True
     excess: bool | None = False
