@@ -37,11 +37,10 @@ from graphprobe.diagnose.rungs import (
     show,
     stage_rung,
 )
-from graphprobe.diagnose.searches.alone import alone
 from graphprobe.diagnose.searches.blame import graphs_of_calls, isolated_suspects
 from graphprobe.diagnose.searches.decompositions import check_decompositions
 from graphprobe.diagnose.searches.equal_graphs import EQUAL
-from graphprobe.diagnose.searches.kernel_names import MORE, far_off_launches, name_kernels
+from graphprobe.diagnose.searches.kernel_names import MORE, alone, far_off_launches, name_kernels
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import flat_outputs
