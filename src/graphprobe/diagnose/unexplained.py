@@ -23,8 +23,8 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.searches import relations
+from graphprobe.diagnose.searches.whole import find_whole
 from graphprobe.diagnose.settle import held_against
-from graphprobe.diagnose.whole import find_whole
 from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.judging import Difference, worst_of

@@ -59,7 +59,7 @@ def isolated_suspects(
         nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor) and not is_item(n)]
         words = set(re.findall(r"\w+", wanted.text)) if wanted is not None and wanted.kind in CRASHES else set()
         named = [node for node in nodes if op_of(node).rpartition(".")[2] in words]  # by torch's error
-        wrong = _Search(graph, run.values, stage, compilation, grad).wrong
+        wrong = _NodeSearch(graph, run.values, stage, compilation, grad).wrong
         seen: set[Node] = set()
         for node, difference in _like(wanted, wrong(named)) or _like(wanted, wrong(nodes)):
             if node in seen:
@@ -88,7 +88,7 @@ def _error(difference: Difference) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _NodeSearch:
     """Compiles nodes of a graph on the rung of a stage, each by itself."""
 
     graph: DynamoGraph
