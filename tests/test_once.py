@@ -76,7 +76,6 @@ ONCE = {
                 "cli.commands.diagnose._fields",
                 "diagnose.exceptions.Culprit.told_in",
                 "diagnose.searches.relations.related",
-                "diagnose.whole.find_whole",
             }
         ),
     ),

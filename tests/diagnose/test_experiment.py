@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from graphprobe.diagnose.dynamo import experiment
-from graphprobe.diagnose.dynamo.accusation import Accused
 from graphprobe.diagnose.dynamo.experiment import accused
+from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
@@ -21,8 +21,8 @@ from graphprobe.internals import after_fork
 COMPILATION = Compilation("inductor", None, Path("unused"))
 
 
-def accused_of(function: Callable[..., Any], *args: Any, plant: Any = None, grad: bool | None = None) -> Accused | None:
-    def step() -> Accused | None:
+def accused_of(function: Callable[..., Any], *args: Any, plant: Any = None, grad: bool | None = None) -> Culprit | None:
+    def step() -> Culprit | None:
         random.seed(1)
         program = Program(function, [(args, {})], grad=grad)
         with (plant or torch.enable_grad)():
@@ -30,7 +30,7 @@ def accused_of(function: Callable[..., Any], *args: Any, plant: Any = None, grad
 
     outcome = isolated(step)
     assert outcome.raised is None, outcome.raised.trace
-    return msgspec.convert(outcome.value, Accused | None)
+    return msgspec.convert(outcome.value, Culprit | None)
 
 
 def text_of(source: str | None) -> str:

@@ -18,7 +18,7 @@ from conftest import Finished
 from graphprobe.diagnose import kernel_check, notes, steps
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
 from graphprobe.diagnose.ladder import Ladder
-from graphprobe.diagnose.local import LocalError, Suspect
+from graphprobe.diagnose.local import Checked, LocalError, Suspect
 from graphprobe.diagnose.passes import Step
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import Prover
@@ -108,17 +108,17 @@ PLANTED = LocalError("worse", "wrong_value", 9e9, 9e9, "planted")
 def suspect_in(graph: Any, inputs: Any, stage: Any, direction: str, pass_: str | None = None) -> Suspect:
     run = run_graph(graph, inputs)
     node = next(n for n in graph.graph.nodes if n.op == "call_function")
-    return Suspect("wrong_value", stage, direction, graph, node, run.values, PLANTED, list(inputs), pass_=pass_)
+    return Suspect(stage, direction, graph, node, run.values, PLANTED, pass_=pass_)
 
 
 def in_decompositions(graph: Any, inputs: Any, **_: Any) -> Any:
-    return [suspect_in(graph.graph, inputs, "decomposition", graph.direction)], 1, (None, 0.0), []
+    return Checked([suspect_in(graph.graph, inputs, "decomposition", graph.direction)], checked=1)
 
 
 def in_passes(log: Any, inputs: Any, direction: str) -> Step:
     if not log.snapshots:
-        return Step([], None, [])
-    return Step([suspect_in(log.snapshots[0].graph, inputs, log.phase, direction, "planted_pass")], None, [])
+        return Step([], [])
+    return Step([suspect_in(log.snapshots[0].graph, inputs, log.phase, direction, "planted_pass")], [])
 
 
 def in_kernels(compiled: Any, call: int, show: Any) -> Any:

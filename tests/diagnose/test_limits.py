@@ -168,12 +168,13 @@ def test_what_an_error_names_after_the_budget(named: bool, tmp_path: Path, monke
 
 
 def test_excess_precision_or_a_fault_is_undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spent(self: Ladder, user: str) -> bool:
-        raise ladder.NoTimeLeft("the budget of 60 s is spent")
+    def narrow(reference: Reference, *_: object, **__: object) -> list[str]:
+        reference.rounded = [reference.eager[0]]
+        return []
 
-    made = MadeUp(monkeypatch, WRONG_PLAIN)
-    assert made.diagnosis(tmp_path / "a").verdict == "fault"
-    monkeypatch.setattr(Ladder, "_is_excess", spent)
+    assert MadeUp(monkeypatch, WRONG_PLAIN).diagnosis(tmp_path / "a").verdict == "fault"
+    made = MadeUp(monkeypatch, WRONG_PLAIN, spent_at="rounded")
+    monkeypatch.setattr(ladder, "measure", narrow)
     found = made.diagnosis(tmp_path / "b")
     assert (found.verdict, found.unfinished) == ("undecided", True)
     assert "whether kernels only keep narrow values wider" in found.notes[0]

@@ -15,6 +15,7 @@ from graphprobe.diagnose.local import LocalError
 from graphprobe.diagnose.searches.kernel_names import MixingReport, faulty_launches, mix, name_kernels
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.replaced_launches import MixedGraph
+from graphprobe.internals.inductor.lowered_graph import watched_lowering
 
 PER_FAULT = 4
 """Runs besides those of a search: the first two, one to see whether more is wrong, one to confirm."""
@@ -43,7 +44,10 @@ def mixed(compiled: CompiledGraph) -> MixedGraph:
 
 
 def mixed_report(compiled: CompiledGraph) -> MixingReport:
-    return mix(compiled, 0, run_graph(compiled.final, compiled.inputs[0]))
+    with watched_lowering() as lowered:
+        report = mix(compiled, 0, run_graph(compiled.final, compiled.inputs[0]))
+    assert not lowered, "no graph is compiled for it"
+    return report
 
 
 def kernels(compiled: CompiledGraph) -> list[int]:
@@ -56,10 +60,9 @@ def check(compiled: CompiledGraph, faults: Collection[int], report: MixingReport
     assert {launch.position for launch in report.found} == {positions[number] for number in faults}, report
     assert all(launch.confirmed for launch in report.found)
     assert report.problem == "" and report.kept == []
-    assert report.compilations == 0
     for launch in report.found:
         assert launch.runs <= math.ceil(math.log2(report.launches))
-        assert launch.nodes and launch.sources and launch.kernel.startswith("cpp_")
+        assert launch.nodes and launch.kernel.startswith("cpp_")
     assert report.runs <= len(faults) * (2 * math.log2(report.launches) + PER_FAULT)
 
 

@@ -140,11 +140,9 @@ def test_right_passes_are_silent() -> None:
     step = step_of(program, [X, Y], *right)
     assert step.suspects == []
     assert step.passes == ["clamp", "rsub"]
-    assert torch.equal(step.last.outputs, (X.relu() - Y).sin())
     state = Y.clone()
     step = step_of(writes, [X, state], ("none", lambda graph: None))
     assert torch.equal(state, Y)
-    assert torch.equal(step.last.inputs[1], X * 3)
 
 
 def test_swapped_operands_blame_the_op_itself() -> None:
@@ -156,7 +154,6 @@ def test_swapped_operands_blame_the_op_itself() -> None:
     assert suspect.graph.graph.find_nodes(op="call_function", target=ATEN.sub.Tensor)[0].args[0].name == "relu"
     assert suspect.error.answer == "worse" and suspect.error.z > 100
     assert torch.equal(suspect.values["sub"], X.relu() - Y), "values of the graph that is right"
-    assert suspect.inputs[0] is X
     assert step.passes == []
 
 
@@ -212,10 +209,9 @@ def test_what_breaks_nothing_is_not_blamed() -> None:
     gm: GraphModule = make_fx(program)(X, Y)
     step = analyse(PassLog("post_grad", [ExecutableSnapshot("", gm)]), [X, Y], "forward")
     assert (step.suspects, step.passes) == ([], [])
-    assert step.last is not None and torch.equal(step.last.outputs, program(X, Y)), "the passes did not change it"
     gm = make_fx(lambda x: ATEN.mm.default(x, x))(torch.ones(3, 3))
     step = analyse(PassLog("joint", [ExecutableSnapshot("", gm)]), [torch.ones(2, 3)], "forward")
-    assert (step.suspects, step.last, step.passes) == ([], None, []), "it does not run, whatever the passes did"
+    assert (step.suspects, step.passes) == ([], []), "it does not run, whatever the passes did"
 
 
 def test_several_wrong_passes_or_one_that_raises() -> None:
@@ -238,7 +234,6 @@ def test_several_wrong_passes_or_one_that_raises() -> None:
     assert (suspect.kind, suspect.pass_) == ("crash_runtime", "reshape")
     assert suspect.op == "aten.relu.default"
     assert "mm raises RuntimeError" in suspect.error.reason
-    assert step.last is None
 
 
 def test_different() -> None:

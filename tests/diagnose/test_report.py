@@ -122,7 +122,7 @@ def test_values_come_before_any_z() -> None:
     assert text.index("*Actual*") < text.index(" of z is ")
 
 
-@pytest.mark.parametrize("kind", [k for k in dossier.WRONG if k not in NUMERIC])
+@pytest.mark.parametrize("kind", [k for k in dossier.FAULTS_IN_WORDS if k not in NUMERIC])
 def test_what_is_no_number_has_no_z(kind: Kind) -> None:
     finding = Finding(kind=kind, stage="unknown", local_z=float("inf"), accumulated_z=float("inf"), reason="because")
     text = dossier.report_text(finding, versions={}, files={})

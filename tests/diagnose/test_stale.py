@@ -7,7 +7,7 @@ import torch
 from torch.fx import symbolic_trace
 
 from graphprobe.diagnose.prove import DynamoGraph
-from graphprobe.diagnose.whole import stale_number
+from graphprobe.diagnose.searches.whole import stale_number
 from graphprobe.engine.values import capture
 
 X = torch.linspace(-1, 1, 5)

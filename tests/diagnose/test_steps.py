@@ -52,7 +52,7 @@ def test_suspects_that_turn_out_to_be_one_operation_are_one_finding(tmp_path: Pa
             return Finding(kind="wrong_value", stage="codegen", op=op, also=also, dossier=str(folder), source="a.py:1")
 
     error = LocalError("worse", "wrong_value", 9.0, 9.0)
-    suspects = [Suspect("wrong_value", "codegen", "forward", graph, nodes[name], {}, error, []) for name in proven]
+    suspects = [Suspect("codegen", "forward", graph, nodes[name], {}, error) for name in proven]
     report = RungReport()
     steps._prove(suspects, report, cast("Any", Proving()))
     assert [(f.op, f.also) for f in report.findings] == [

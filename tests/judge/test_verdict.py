@@ -11,10 +11,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphprobe.diagnose.ladder import Ladder, RungSeen
+from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
+from graphprobe.diagnose.settle import RungSeen
 from graphprobe.findings import STAGES, Finding, Kind, Latent, Stage, Worst
 from graphprobe.judge import verdict
 from graphprobe.judge.judging import Difference
@@ -86,7 +87,7 @@ class Planted(Ladder):
         self.reference = Reference([[Observation(None)]])
         self.run: list[str] = []
 
-    def step(self, step: Any) -> Any:
+    def step(self, step: Any, **_: Any) -> Any:
         """No child process."""
         return SimpleNamespace(died=True, raised=None, value=None, signal="SIGKILL", seconds=0.0)
 

@@ -76,21 +76,13 @@ def diagnose(
     Raises:
         UsageError: an argument is not of the kind named above.
     """
-    found = _checked_limits(budget_s=budget_s, step_limit_s=step_limit_s, first=first, exact=exact)
-    asked, limits = CompileOverrides(backend, dynamic, mode, options, fullgraph), _limits_of(found, deep)
+    given = {"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first, "exact": exact}
+    found = limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
+    limits = Limits(TimeBudget(found.get("budget_s")), deep, found.get("first", False), found.get("exact", False))
+    asked = CompileOverrides(backend, dynamic, mode, options, fullgraph)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
         return climbed(program, with_limits(compilation, found), limits, on_step=shown)
-
-
-def _limits_of(found: Mapping[str, Any], deep: bool) -> Limits:
-    return Limits(
-        TimeBudget(found.get("budget_s")), deep, first=found.get("first", False), exact=found.get("exact", False)
-    )
-
-
-def _checked_limits(**given: object) -> dict[str, Any]:
-    return limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
 
 
 def with_limits(compilation: Compilation, found: Mapping[str, Any]) -> Compilation:

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import get_overridable_functions
 
 from graphprobe.compare.result import LocalTruth
-from graphprobe.diagnose.local import NEAR_ONE, LocalError, base_name, comparable, local_error
+from graphprobe.diagnose.local import NEAR_ONE, base_name, comparable, local_error
 from graphprobe.engine.reference import is_noisy
 from graphprobe.errors import GraphprobeError
 from graphprobe.internals.operators.operators import Overload
@@ -64,8 +64,6 @@ FEWEST = 256
 """See `rounding_truth`."""
 
 CONVERSIONS = frozenset("to type type_as half bfloat16 copy_".split())
-
-_ANSWERS = {"ok": "ok", "better": "ok", "worse": "worse", "unsure": "unsure", "skipped": "skipped"}
 
 
 class NotReplayableError(Exception):
@@ -161,27 +159,17 @@ def value_of(scalar: Scalar) -> Any:
     size = _SIZE.match(text)
     if size:
         text = size.group(1)
-    found = _DTYPE.match(text)
-    if found:
-        value = getattr(torch, found.group(1), None)
-        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-            return value
     if text in ("nan", "inf", "-inf"):
         return float(text)
     try:
-        value = _literal(text)
+        value = _built(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError) as error:
         raise NotReplayableError(f"an argument of type {scalar.type} is known as {text[:60]!r} only") from error
     return torch.Size(value) if size else value
 
 
-def _literal(text: str) -> Any:
-    """A literal, in which slices and an ellipsis may stand."""
-    tree = ast.parse(text.strip(), mode="eval").body
-    return _built(tree)
-
-
 def _built(node: ast.expr) -> Any:
+    """A literal, in which there may be slices, an ellipsis, and what torch names."""
     if isinstance(node, ast.Tuple):
         return tuple(_built(item) for item in node.elts)
     if isinstance(node, ast.List):
@@ -271,11 +259,8 @@ def _truth(dump: CallDump, call: Call, forward: Call | None, arguments: Call) ->
         changed = tuple(s.name.removeprefix("output.") for s in outputs if s.name.startswith(CHANGED))
         run: Callable[..., Any] = functools.partial(_tensors_of, function, changed)
         truth = _judged(call.api, run, args, kwargs, outputs, got)
-        return (
-            rounding_truth(call.api, run, args, kwargs, got, outputs[0].name) or truth
-            if truth.answer == "ok"
-            else truth
-        )
+        other = rounding_truth(call.api, run, args, kwargs, got, outputs[0].name) if truth.answer == "ok" else None
+        return other or truth
     return _backward(dump, call, forward, arguments, function)
 
 
@@ -478,11 +463,16 @@ def _judged(
     """All results, and which are worse: judged together first, one by one if that finds something."""
     found = local_error(op, run, args, kwargs, list(got))
     worse: tuple[str, ...] = ()
+
+    def is_worse(i: int) -> bool:
+        alone = local_error(op, lambda *a, **k: [run(*a, **k)[i]], args, kwargs, [got[i]])
+        return alone.answer == "worse"
+
     if found.answer == "worse" and len(slots) > 1:
-        worse = tuple(s.name for i, s in enumerate(slots) if _alone(op, run, args, kwargs, got, i).answer == "worse")
+        worse = tuple(s.name for i, s in enumerate(slots) if is_worse(i))
     elif found.answer == "worse":
         worse = (slots[0].name,)
-    answer = _ANSWERS[found.answer]
+    answer = "ok" if found.answer == "better" else found.answer
     z, excess = (min(v, HUGE) if not math.isnan(v) else HUGE for v in (found.z, found.excess))
     return LocalTruth(answer, found.reason, z, excess, worse)  # type: ignore[arg-type]
 
@@ -502,9 +492,8 @@ def rounding_truth(
     not, and torch's own result is `CLEANER` times better, something else was computed: the tanh form of gelu for the
     exact one stays far below the noise of its input, and shows here.
     """
-    if base_name(op) not in ELEMENTWISE or len(got) != 1 or got[0].dtype not in (torch.bfloat16, torch.float16):
-        return None
-    if got[0].numel() < FEWEST:
+    narrow = len(got) == 1 and got[0].dtype in (torch.bfloat16, torch.float16) and got[0].numel() >= FEWEST
+    if base_name(op) not in ELEMENTWISE or not narrow:
         return None
     with torch.no_grad():
         wide = [value.to(torch.float64) if is_noisy(value) else value for value in args]
@@ -517,23 +506,10 @@ def rounding_truth(
     mine, torchs = _share(right, got[0]), _share(right, eager)
     if mine <= OTHERWISE or mine <= CLEANER * torchs:
         return None
-    reason = (
-        f"{mine:.1%} of the elements are not the exact result rounded, of torch's own {torchs:.1%}: another formula"
-    )
-    return LocalTruth("worse", reason, 1.0, mine / OTHERWISE, (name,))
+    shares = f"{mine:.1%} of the elements are not the exact result rounded, of torch's own {torchs:.1%}"
+    return LocalTruth("worse", f"{shares}: another formula", 1.0, mine / OTHERWISE, (name,))
 
 
 def _share(right: torch.Tensor, found: torch.Tensor) -> float:
     same = (right == found) | (right.isnan() & found.isnan())
     return 1.0 - float(same.to(torch.float64).mean())
-
-
-def _alone(
-    op: str,
-    run: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    got: Sequence[torch.Tensor],
-    place: int,
-) -> LocalError:
-    return local_error(op, lambda *a, **k: [run(*a, **k)[place]], args, kwargs, [got[place]])

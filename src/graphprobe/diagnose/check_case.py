@@ -22,7 +22,7 @@ from graphprobe.engine.value_file import ValueFile
 from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.names import require
-from graphprobe.judge.judging import Difference, compare
+from graphprobe.judge.judging import PARTS, Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, Spot, roundoff_of
 from graphprobe.numerics.noise import Noise, scale, typical_magnitude
@@ -95,12 +95,9 @@ def reference_of(case: Case) -> Reference:
 def settings_of(case: Case) -> Iterator[None]:
     """torch configured as the case says."""
     with contextlib.ExitStack() as stack:
-        for package in ("inductor", "functorch", "dynamo"):
-            values = dict(getattr(case, f"{package}_config"))
-            for key, hook in case.hooks.items():
-                if key.startswith(f"{package}."):
-                    values[key.partition(".")[2]] = hook.value()
-            if values:
+        for package, plain in case.configs.items():
+            hooks = {key.partition(".")[2]: h for key, h in case.hooks.items() if key.startswith(f"{package}.")}
+            if values := plain | {name: hook.value() for name, hook in hooks.items()}:
                 config = require(f"torch._{package}", "config", purpose="the settings of a case")
                 stack.enter_context(config.patch(values))
         yield
@@ -164,12 +161,8 @@ def allowed(reference: Reference) -> list[list[torch.Tensor]]:
     """How far every floating-point leaf may be off, for each call; see `Case.allowed`."""
     result = []
     for i, call in enumerate(reference.eager[0]):
-        row = []
-        for part in ("outputs", "inputs", "gradients"):
-            for j, value in enumerate(getattr(call, part)):
-                if is_noisy(value):
-                    row.append(_allowed(Spot(reference, i, part, j), value))
-        result.append(row)
+        leaves = [(part, j, value) for part in PARTS for j, value in enumerate(getattr(call, part))]
+        result.append([_allowed(Spot(reference, i, part, j), value) for part, j, value in leaves if is_noisy(value)])
     return result
 
 

@@ -34,6 +34,7 @@ from graphprobe.judge.uncompiled import Reference
 log = logging.getLogger(__name__)
 
 RAISED: tuple[Kind, ...] = ("crash_compile", "crash_runtime", "extra_exception")
+DEATHS: tuple[Kind, ...] = ("segfault", "hang")
 
 
 class Seen(msgspec.Struct):
@@ -116,7 +117,7 @@ def _fails(case: Case, point: Graphs, kind: Kind, reference: Reference, compilat
 def alike(kind: Kind, found: list[Difference]) -> bool:
     """Whether a point fails in the way that is looked for: an exception is another failure than a wrong value."""
     certain = [d for d in found if d.certain]
-    if kind in RAISED or kind in ("segfault", "hang"):
+    if kind in RAISED or kind in DEATHS:
         return any(d.kind in RAISED for d in certain)
     return any(d.kind not in RAISED for d in certain)
 

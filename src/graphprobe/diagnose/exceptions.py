@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import builtins
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from torch.fx import Node
 
-from graphprobe.diagnose.dynamo.accusation import numpy_name
 from graphprobe.engine.naming import module_in_words, module_of, op_of, program_line_of, source_of
 from graphprobe.engine.subgraph import is_view, producer
 from graphprobe.errors import Raised
 from graphprobe.findings import Finding, Stage
+from graphprobe.internals.names import require
 from graphprobe.internals.operators.operators import Overload
 from graphprobe.judge.refusals import refusal_of, user_line
+
+utils: Any = require("torch._dynamo", "utils", purpose="naming functions of numpy's")
+
+WRAPPED = "wrapped_"
+
+OPERATORS = {
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "neg": "negative",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+}
+"""Functions of numpy's that go under other names as operators."""
 
 FUNCTIONS: tuple[tuple[Stage, str, frozenset[str]], ...] = (
     ("codegen", "_inductor/graph.py", frozenset({"codegen", "compile_to_module", "_compile_to_module"})),
@@ -40,7 +60,7 @@ MATCHER = "torch._inductor.pattern_matcher"
 
 
 class Culprit(msgspec.Struct, kw_only=True, frozen=True):
-    """What of a finding is certain before the search for a proof. Attributes: as in a finding; empty: not certain."""
+    """What a search found. Attributes: as in a finding; empty: not certain."""
 
     pass_: str | None = None
     node: str | None = None
@@ -51,6 +71,12 @@ class Culprit(msgspec.Struct, kw_only=True, frozen=True):
     within: str | None = None
     also: list[str] = []
     reason: str = ""
+
+    @classmethod
+    def at(cls, node: Node, **more: Any) -> Self:
+        """A node as the culprit; `more`: what else is known, or is known better."""
+        place = {"node": node.name, "op": op_of(node), "source": source_of(node), "module": module_of(node)}
+        return cls(**place | {"called_from": program_line_of(node), "within": module_in_words(node)} | more)
 
     def told_in(self, finding: Finding) -> Finding:
         """The finding with all of this in the place of its own."""
@@ -87,14 +113,6 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__ or getattr(current, "inner_exception", None)
 
 
-def frames(error: BaseException) -> list[FrameType]:
-    """The frames of the whole chain, the innermost first."""
-    result: list[FrameType] = []
-    for link in reversed(list(chain(error))):
-        result += reversed([frame for frame, _ in traceback.walk_tb(link.__traceback__)])
-    return result
-
-
 def origin_of(error: BaseException) -> Origin:
     """Where the exception comes from."""
     return _origin([[frame for frame, _ in traceback.walk_tb(link.__traceback__)] for link in chain(error)][::-1])
@@ -118,14 +136,8 @@ def _origin(links: list[list[FrameType]]) -> Origin:
     if isinstance((made_by := producer(node)).target, Overload):  # of a tensor in Dynamo's graph, indexing computes
         node = made_by
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
-    return origin_at(node, stage, pass_=named, op=numpy_name(node) or op_of(node), pattern=pattern, also=also)
-
-
-def origin_at(node: Node, stage: Stage, **more: Any) -> Origin:
-    """A node as the place that an exception came from."""
-    place: Any = {"node": node.name, "op": op_of(node), "source": source_of(node), "module": module_of(node)}
-    place |= {"called_from": program_line_of(node), "within": module_in_words(node)}
-    return Origin(stage=stage, **(place | more))
+    op = numpy_name(node) or op_of(node)
+    return Origin.at(node, stage=stage, pass_=named, op=op, pattern=pattern, also=also)
 
 
 def _is_of(stage: Stage, frame: FrameType) -> bool:
@@ -226,6 +238,25 @@ def _origin_node(value: Any, written: str) -> Node | None:
     if isinstance(found, Node):
         return found
     return origins[0] if origins else None
+
+
+def numpy_name(node: Node) -> str | None:
+    """`numpy.cumsum` of a node that stands for this function, for the method or operator; None for other nodes."""
+    target: Any = node.target
+    if isinstance(target, utils.numpy_to_tensor_wrapper):
+        module = str(getattr(target.f, "__module__", "")).replace("torch._numpy", "numpy")
+        name = str(getattr(target.f, "__name__", ""))
+        inner = module.partition("numpy.")[2]
+        return f"numpy.{inner}.{name}" if inner and not inner.startswith("_") else f"numpy.{name}"
+    if isinstance(target, (utils.numpy_method_wrapper, utils.numpy_operator_wrapper)):
+        method = str(target.__name__).removeprefix(WRAPPED)
+        name = method.strip("_")
+        if method.startswith("__") and hasattr(builtins, name):
+            return name  # what the program calls: `round(array)`
+        return f"numpy.{OPERATORS.get(name, name)}"
+    if target is utils.numpy_attr_wrapper:
+        return f"numpy.ndarray.{node.args[1]}"
+    return None
 
 
 def refused(raised: Sequence[Raised | None], origin: Origin | None) -> Finding | None:

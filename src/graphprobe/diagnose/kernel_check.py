@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from graphprobe.diagnose.local import Expectation, LocalError, Suspect, comparable, local_error
+from graphprobe.diagnose.local import (
+    OK,
+    Checked,
+    Expectation,
+    LocalError,
+    Suspect,
+    certainly_wrong,
+    comparable,
+    local_error,
+)
 from graphprobe.diagnose.passes import different
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, copied_together, flat_outputs, run_graph
@@ -21,7 +29,6 @@ from graphprobe.engine.rounding import FAR, roundings_apart
 from graphprobe.engine.subgraph import is_item, is_view, output_node, producer, showable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
-from graphprobe.findings import Latent
 from graphprobe.internals.inductor.lowered_graph import LoweredGraph
 from graphprobe.internals.operators.operators import value_of, writes_to
 from graphprobe.internals.quiet import quiet
@@ -65,15 +72,10 @@ class CompiledGraph:
 
 
 @dataclass
-class KernelReport:
-    """What the check of one compiled graph found."""
+class KernelReport(Checked):
+    """What the check of one compiled graph found; `whole`: what is wrong with it as a whole."""
 
-    suspects: list[Suspect] = field(default_factory=list)
-    wider: list[Latent] = field(default_factory=list)  # more precise than the op by itself
-    rounded: list[Latent] = field(default_factory=list)  # right, and not bit for bit as the op by itself
-    checked: int = 0
-    largest: tuple[str | None, float] = (None, 0.0)
-    whole: LocalError = field(default_factory=lambda: LocalError("ok"))
+    whole: LocalError = OK
 
 
 def check_graph(
@@ -107,25 +109,10 @@ def check_graph(
         if compiled.file is not None:
             looked_at = [known.get(n.name) for n in node.all_input_nodes for known in (shown, run.values)]
             compiled.file.release(got, *looked_at)
-        report.checked += error.answer in ("ok", "worse", "better")
-        if error.answer == "ok" and error.z > report.largest[1]:
-            report.largest = (f"{compiled.direction}:{name}", error.z)
-        if error.answer == "better":
-            report.wider.append(error.latent(node, "codegen", compiled.direction))
-        if error.other_bits:
-            report.rounded.append(error.latent(node, "codegen", compiled.direction, "not_bitwise"))
+        report.note(error, node, "codegen", compiled.direction)
         if error.answer == "worse":
-            suspect = Suspect(
-                error.kind,
-                "codegen",
-                compiled.direction,
-                compiled.final,
-                producer(node),
-                run.values,
-                error,
-                list(inputs),
-            )
-            report.suspects.append(suspect)
+            made_by = producer(node)
+            report.suspects.append(Suspect("codegen", compiled.direction, compiled.final, made_by, run.values, error))
     report.suspects.sort(key=lambda s: -s.error.excess)
     if report.whole.answer == "worse" and not report.suspects:
         report.suspects += _wrong_outputs(compiled, call, run)
@@ -137,23 +124,11 @@ def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Su
     for node, got in zip(_returned(compiled.final), compiled.outputs[call], strict=False):
         if not isinstance(node, Node) or node.op != "call_function" or not different(run.values[node.name], got):
             continue
-        text = "wrong in the kernels as they are, and no single value was seen to be wrong"
-        error = LocalError("worse", "wrong_value", math.inf, math.inf, text)
-        final = compiled.final
-        return [
-            Suspect(
-                "wrong_value",
-                "codegen",
-                compiled.direction,
-                final,
-                node,
-                run.values,
-                error,
-                list(run.inputs),
-                also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"],
-                whole=True,
-            )
-        ]
+        error = certainly_wrong(
+            "wrong_value", "wrong in the kernels as they are, and no single value was seen to be wrong"
+        )
+        suspect = Suspect("codegen", compiled.direction, compiled.final, node, run.values, error, whole=True)
+        return [replace(suspect, also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"])]
     return []
 
 
@@ -253,9 +228,7 @@ class WholeGraph:
         if len(outputs) == len(self._outputs):
             for i in self._passed:
                 if not equal_bits(outputs[i], self._outputs[i]):
-                    return LocalError(
-                        "worse", "wrong_value", math.inf, math.inf, f"output {i} is not the input that it should be"
-                    )
+                    return certainly_wrong("wrong_value", f"output {i} is not the input that it should be")
         return self._expected.judge([*self._made(outputs), *(after[i] for i in self._changed)], first=first)
 
     def far_off(self, outputs: Sequence[Any], after: Sequence[Any]) -> LocalError:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,69 +17,31 @@ import torch
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.dossier.writer import complete_dossier
-from graphprobe.diagnose.exceptions import Origin, refused
+from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.fresh.processes import FreshProcesses
 from graphprobe.diagnose.fresh.step_runner import StepRunner
-from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
+from graphprobe.diagnose.settle import UNSEEN, Climbed, RungSeen, refusal_in, settle, states_of, with_reasons
 from graphprobe.engine.forked_child import Outcome
-from graphprobe.engine.memory import STEPS, Room, in_float64, told
+from graphprobe.engine.memory import STEPS, Room, in_float64
 from graphprobe.engine.value_file import ValueFile, restored
-from graphprobe.errors import COMPILING, Raised
+from graphprobe.errors import COMPILING
 from graphprobe.findings import Diagnosis, Finding, Latent, NamedStep, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
 from graphprobe.judge.judging import Difference, Judged, far_off, identical, judged
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
-from graphprobe.judge.verdict import (
-    RUNGS,
-    RungEvidence,
-    RungName,
-    State,
-    state_of,
-    verdict_of,
-)
+from graphprobe.judge.verdict import RUNGS, RungName, State
+from graphprobe.settings import text_from_size
 from graphprobe.settings.limits import NoTimeLeft
 
 log = logging.getLogger(__name__)
 
 INSIDES: Mapping[RungName, tuple[RungName, ...]] = {"aot": ("aot",), "passes": ("aot", "passes")}
 """Rungs that can be run without a look inside, and what is looked into where they are wrong."""
-
-
-@dataclass(frozen=True)
-class RungSeen:
-    """What is known of a rung.
-
-    Attributes:
-        differences: from the uncompiled program; None: nobody could judge.
-        better: where the uncompiled program is further off.
-        alike: no bit differs.
-        report: what its step has sent, if that came to its end.
-        origin: of an exception, or where it was when it was ended.
-    """
-
-    differences: list[Difference] | None = None
-    better: Sequence[Difference] = ()
-    alike: bool = False
-    report: RungReport | None = None
-    origin: Origin | None = None
-
-    @property
-    def certain(self) -> list[Difference]:
-        """What is certainly wrong."""
-        return [d for d in self.differences or () if d.certain]
-
-    @property
-    def refusal(self) -> Finding | None:
-        """The program as one that torch refuses to compile, in words that torch documents."""
-        report = self.report
-        return None if report is None else refused([report.calls[d.call].raised for d in self.certain], report.origin)
-
-
-UNSEEN = RungSeen()
 
 
 class Ladder:
@@ -171,7 +133,7 @@ class Ladder:
 
     def states(self) -> dict[RungName, State]:
         """The state of each rung that was run."""
-        return {name: state_of(rung.differences) for name, rung in self.rungs.items() if rung.differences is not None}
+        return states_of(self.rungs)
 
     def step(self, step: Callable[[], Any], *, compilations: int = 1, least_s: float = 0.0) -> Outcome:
         """Run a step in a child process.
@@ -184,6 +146,11 @@ class Ladder:
         outcome = self.runner.timed(step, self._saved, max(least_s, self.runner.of_several(compilations)))
         self.compilation = replace(self.compilation, timeout_s=self.runner.limit_s)
         return outcome
+
+    def answer(self, step: Callable[[], Any], kind: type[T], *, least_s: float = 0.0) -> T | None:
+        """What a step returned, which is of this kind; None if it did not end well."""
+        outcome = self.step(step, least_s=least_s)
+        return None if outcome.died or outcome.value is None else msgspec.convert(outcome.value, kind)
 
     def _saved(self) -> FreshProcesses:
         return FreshProcesses(self.program, self.compilation, lambda reason: None)
@@ -209,7 +176,7 @@ class Ladder:
         reports: list[steps.EagerReport] = []
         runs: list[list[Observation]] = []
         with self.in_time("whether the compiled program is right"):
-            self.room.sizes.know([*tensors_of(list(self.program.calls)), *self.program.state()])
+            self.room.sizes.know(self.program.tensors())
             for again in (False, True):
                 outcome = self.step(partial(steps.eager, self.program, unlike=again))
                 if outcome.died or outcome.raised is not None:
@@ -250,8 +217,7 @@ class Ladder:
             self._noise_unknown = True
 
     def _on_program(self, step: Callable[[Program], T], kind: type[T]) -> T | None:
-        outcome = self.step(partial(step, self.program))  # in a child: it changes parameters in place
-        return None if outcome.value is None else msgspec.convert(outcome.value, kind)
+        return self.answer(partial(step, self.program), kind)  # in a child: it changes parameters in place
 
     def compared(self, report: RungReport) -> list[Difference]:
         """What differs in a rung's calls."""
@@ -326,7 +292,7 @@ class Ladder:
         if (fitting := self._fitting(name, step)) is None:
             return
         outcome = self.step(fitting)
-        log.info("rung %s: %.1f s, grown by %s", name, outcome.seconds, told(outcome.grown))
+        log.info("rung %s: %.1f s, grown by %s", name, outcome.seconds, text_from_size(outcome.grown))
         if outcome.died and name == "kernels" and self.compilation.is_inductor:
             # Showing every value is a compilation of its own: is it that one which dies?
             again = self.step(self.looking("kernels", expose=False))
@@ -422,10 +388,9 @@ class Ladder:
         latest = list(findings)
         while accused and latest:
             skip = [(stage, name) for stage, name in accused if name]
-            outcome = self.step(partial(steps.passes, self.program, self.compilation, skip=skip))
-            if outcome.died or outcome.raised is not None:
+            report = self.answer(partial(steps.passes, self.program, self.compilation, skip=skip), RungReport)
+            if report is None:
                 return
-            report = msgspec.convert(outcome.value, RungReport)
             if not self.differences(report):
                 for finding in latest:
                     finding.reason = told_more(finding.reason, notes.LEFT_OUT)
@@ -436,46 +401,30 @@ class Ladder:
     # -- the verdict -------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        top = self.seen(self.top)
-        user, refusal = state_of(top.differences), top.refusal
-        excess = False
-        try:
-            excess = refusal is None and self._is_excess(user)
-        except NoTimeLeft as spent:
-            self.late("whether kernels only keep narrow values wider", spent)
-            user = "unsure" if user == "wrong" else user
-        self.result.verdict = verdict_of(user, refused=refusal is not None, excess=excess)
-        if self.result.verdict == "healthy" and self.result.graphs == 0 and not self._raises():
-            reasons = top.report.given_up if top.report is not None else []
-            self.result.notes.insert(
-                0, notes.LEFT_AS_IT_IS.format(reason=reasons[0].partition("\n")[0]) if reasons else notes.NOTHING
-            )
-            if not reasons:
-                self.result.verdict = "undecided"
+        assert self.reference is not None
+        seen = Climbed(self.reference, self.seen(self.top), self.compilation.is_inductor, excess=self._is_excess())
+        settled, result = settle(seen), self.result
+        result.verdict = settled.verdict
+        if settled.final:
+            result.notes[:0] = settled.notes
+            result.findings += [settled.refusal] if settled.refusal is not None else []
             return
-        if refusal is not None:
-            self.result.findings.append(refusal)
-            self.result.notes.insert(0, refusal.reason)
-            return
-        own, all_told = self._registered_wrongly(self) if self.result.verdict == "fault" else ([], False)
-        if not all_told and not self.result.unfinished and (self.result.verdict != "healthy" or self.limits.deep):
+        own, all_told = self._registered_wrongly(self) if settled.verdict == "fault" else ([], False)
+        if not all_told and not result.unfinished and (settled.verdict != "healthy" or self.limits.deep):
             self.climb_rungs()
-        if self.result.verdict == "fault":
+        if settled.verdict == "fault":
             if not all_told:
                 self._accuse(self)
-            self.result.findings[:0] = own
+            result.findings[:0] = own
         else:
-            self.tell_latent(self.result.findings)
-            self.result.findings.clear()
+            self.tell_latent(result.findings)
+            result.findings.clear()
         suspected = [latent for rung in self.rungs.values() if rung.report for latent in rung.report.suspected]
-        self.result.latent += list(dict.fromkeys([*suspected, *self.suspected]))
-        self._explain_verdict(user, excess)
-
-    def held_against(self, certain: Sequence[Difference]) -> RungEvidence:
-        """What findings are held against; `certain`: what is wrong on the first wrong rung."""
-        kernels = self.seen("kernels").report
-        agreed = kernels is not None and kernels.checked > 0 and not (kernels.findings or kernels.suspected)
-        return RungEvidence(self.states(), {d.kind for d in certain}, agreed)
+        result.latent += list(dict.fromkeys([*suspected, *self.suspected]))
+        wider = self._excess_note() if seen.excess and result.verdict == "healthy" else ""
+        result.notes[:] = with_reasons(result.notes, seen, result.verdict, late=self._late, wider=wider)
+        if result.verdict == "healthy" and seen.raised is not None:
+            result.raises = f"{seen.raised.type}: {seen.raised.message}"
 
     def by_program(self, prove: Callable[..., Finding], where: str) -> None:
         """The first finding with the program as its proof, in a child process, which can be ended."""
@@ -495,51 +444,29 @@ class Ladder:
         told = [msgspec.convert(f, Latent, from_attributes=True) for f in findings]
         self.result.latent += [latent for latent in told if latent not in self.result.latent]
 
-    def _explain_verdict(self, user: State, excess: bool) -> None:
-        """What a reader of the verdict has to be told first."""
-        assert self.reference is not None
-        top = self.seen(self.top)
-        if user == "not_run" and not self._late:
-            why = self.result.notes.pop() if self.result.notes else "no reason was told"
-            self.result.notes.insert(0, f"the compiled program itself was not run: {why}")
-        if self.result.verdict == "undecided":
-            self.result.notes[:0] = [f"{d.kind} in {d.where}: {d.text}" for d in top.differences or ()]
-        if self.result.verdict != "healthy":
-            return
-        self.result.notes[:0] = [self._excess_note()] if excess else notes.excused(top.better)
-        raised = self._raises()
-        if raised is not None:
-            self.result.raises = f"{raised.type}: {raised.message}"
-            self.result.notes.insert(0, notes.raised_in_both(raised, top.report))
-        if self.compilation.is_inductor and notes.in_one_thread(self.reference):
-            self.result.notes.append(notes.ONE_THREAD)
-
-    def _raises(self) -> Raised | None:
-        """The exception that the program raises uncompiled."""
-        calls = self.reference.eager[0] if self.reference is not None else []
-        return next((call.raised for call in calls if call.raised is not None), None)
-
-    def _is_excess(self, user: State) -> bool:
-        """Whether all that differs is gone once kernels round narrow values as eager does."""
+    def _is_excess(self) -> bool | None:
+        """Whether all that differs is gone once kernels round narrow values as eager does; None: no time was left."""
         narrow = self.reference is not None and bool(self.reference.rounded) and self.compilation.is_inductor
         top = self.seen(self.top)
-        differs = user in ("wrong", "unsure") or bool(top.better)
-        if not narrow or not differs or any("crash" in d.kind for d in top.differences or ()):
+        if not narrow or not (top.differences or top.better) or refusal_in(top) is not None:
+            return False
+        if any("crash" in d.kind for d in top.differences or ()):
             return False
         self.runner.begin("rounded")
         rounding = self.compilation.with_setting(notes.ROUNDING, True)
-        outcome = self.step(partial(steps.plain, self.program, rounding))
-        if outcome.died or outcome.raised is not None:
-            return False
-        held = self.held(msgspec.convert(outcome.value, RungReport))
-        return not held.differences and not held.better
+        try:
+            report = self.answer(partial(steps.plain, self.program, rounding), RungReport)
+            held = UNSEEN if report is None else self.held(report)
+        except NoTimeLeft as spent:
+            self.late("whether kernels only keep narrow values wider", spent)
+            return None
+        return held.differences == [] and not held.better
 
     def _excess_note(self) -> str:
         """Which op keeps a narrow value wider, where, and what makes it round."""
         report, top = self.seen("kernels").report, self.seen(self.top)
         with self.in_time("which op keeps a narrow value wider"):
-            if report is None and (looked := self.step(self.looking("kernels")).value) is not None:
-                report = msgspec.convert(looked, RungReport)
+            report = report or self.answer(self.looking("kernels"), RungReport)
         places = [*report.wider, *report.suspected] if report is not None else []
         shown = next(chain(top.differences or (), top.better), None)
         return notes.keeps_wider(next((p for p in places if p.op), None), shown)

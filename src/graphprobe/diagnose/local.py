@@ -19,7 +19,7 @@ from graphprobe.engine.reference import AT_ONCE, BALANCED, array_from, dtype_of,
 from graphprobe.engine.undefined import ALLOCATIONS, CONVERSIONS, unrepresentable
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import equal_bits
-from graphprobe.findings import Kind, Latent, Stage
+from graphprobe.findings import Kind, LargestZ, Latent, Stage
 from graphprobe.internals.tensors import tree_leaves
 from graphprobe.numerics.divergence import RunValues
 from graphprobe.numerics.dtypes import WorkingDtype
@@ -58,7 +58,7 @@ class Suspect:
     """One accused node.
 
     Attributes:
-        kind, stage, direction, pass_: as in a Finding.
+        stage, direction, pass_: as in a Finding.
         graph: graph in which the node can be cut out; right when run op by op.
         node: in `graph`.
         values: of every node of `graph` by name.
@@ -67,21 +67,18 @@ class Suspect:
         others: further nodes of `graph` that belong to a repro.
         kernel: name of the kernel that computes it.
         kernel_source: suffix of its language (`.cpp`, `.py`) and its text.
-        inputs: of the whole graph.
         named: the op, where it is another than the node's.
         whole: it fails with the rest of its graph only, so that small pieces need not be tried.
         wrong_alone: it is wrong when compiled by itself, for the sizes at hand.
         certain: what is known better from elsewhere, from an exception's frames say.
     """
 
-    kind: Kind
     stage: Stage
     direction: str
     graph: GraphModule
     node: Node
     values: dict[str, Any]
     error: LocalError
-    inputs: list[Any]
     pass_: str | None = None
     also: list[str] = field(default_factory=list)
     others: list[Node] = field(default_factory=list)
@@ -91,6 +88,11 @@ class Suspect:
     certain: Culprit = NOBODY
     whole: bool = False
     wrong_alone: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What is wrong with it."""
+        return self.error.kind
 
     @property
     def op(self) -> str:
@@ -149,6 +151,39 @@ class LocalError(msgspec.Struct, frozen=True):
 
 
 OK = LocalError("ok")
+
+
+@dataclass
+class Checked:
+    """What the check of a graph's values found.
+
+    Attributes:
+        wider: more precise than the op by itself.
+        rounded: right, and not bit for bit as the op by itself.
+        checked: values that could be judged.
+        largest: error within the noise, in units of it, with its node.
+    """
+
+    suspects: list[Suspect] = field(default_factory=list)
+    wider: list[Latent] = field(default_factory=list)
+    rounded: list[Latent] = field(default_factory=list)
+    checked: int = 0
+    largest: LargestZ = field(default_factory=LargestZ)
+
+    def note(self, error: LocalError, node: Node, stage: Stage, direction: str) -> None:
+        """Take in what is known of one value, but for suspects."""
+        self.checked += error.answer in ("ok", "worse", "better")
+        if error.answer == "ok" and error.z > self.largest.z:
+            self.largest = LargestZ(f"{direction}:{node.name}", error.z)
+        if error.answer == "better":
+            self.wider.append(error.latent(node, stage, direction))
+        if error.other_bits:
+            self.rounded.append(error.latent(node, stage, direction, "not_bitwise"))
+
+
+def certainly_wrong(kind: Kind, reason: str) -> LocalError:
+    """What no rounding explains."""
+    return LocalError("worse", kind, math.inf, math.inf, reason)
 
 
 def base_name(op: str) -> str:
@@ -220,7 +255,7 @@ class Expectation:
             return
         try:
             with torch.no_grad():
-                self._wanted = flat_outputs(call(*_copies(args), **_copies(dict(kwargs))))
+                self._wanted = flat_outputs(call(*map(copied, args), **{k: copied(v) for k, v in kwargs.items()}))
         except Exception as error:
             self._problem = LocalError("skipped", reason=f"it does not run by itself: {type(error).__name__}: {error}")
 
@@ -235,7 +270,7 @@ class Expectation:
             return self._problem
         wanted, found = self._wanted, flat_outputs(got)
         if len(wanted) != len(found):
-            return LocalError("worse", "wrong_shape", math.inf, math.inf, f"{len(found)} results, not {len(wanted)}")
+            return certainly_wrong("wrong_shape", f"{len(found)} results, not {len(wanted)}")
         worst = OK
         for i, (want, have) in enumerate(zip(wanted, found, strict=True)):
             form = _form(want, have)
@@ -252,7 +287,7 @@ class Expectation:
                 wide = self._wide()
             except Exception as error:
                 return LocalError("skipped", reason=f"no float64 reference: {type(error).__name__}: {error}")
-            judged = _numbers(self._op, i, want, have, wide, self._inputs, self._rounded)
+            judged = self._numbers(want, have, wide[i])
             if self._file is not None and wide[i] is not None:
                 self._file.release(have, wide[i].values, wide[i].noise.sigma)
             if _rank(judged) > _rank(worst):
@@ -267,10 +302,57 @@ class Expectation:
         return self._typicals[i]
 
     def _wide(self) -> list[Any]:
+        """A Reference for every noisy result, None for the others."""
         if self._wide_values is None:
-            given = (self._op, self._call, self._args, self._kwargs, self._inputs, self._wanted, self._rounded)
-            self._wide_values = _wide(*given, self._file)
+            facts = self._facts(self._wanted)
+            terms = terms_of(self._op, self._inputs, self._wanted)
+            pointwise = torch.Tag.pointwise in getattr(self._call, "tags", ())
+            found = iter(
+                references(
+                    self._call,
+                    self._args,
+                    self._kwargs,
+                    roundoff=facts.unit_roundoff if facts is not None else 2.0**-53,
+                    runs=len(BALANCED) if pointwise else RUNS,
+                    terms=terms,
+                    rough=terms is None,
+                    pointwise=pointwise,
+                    file=self._file,
+                )
+            )
+            self._wide_values = [next(found, None) if is_noisy(value) else None for value in self._wanted]
         return self._wide_values
+
+    def _facts(self, results: Sequence[Any]) -> WorkingDtype | None:
+        return coarsest([*(self._inputs if self._rounded is None else self._rounded), *results])
+
+    def _numbers(self, want: torch.Tensor, have: torch.Tensor, reference: Any) -> LocalError:
+        if not is_noisy(want):
+            return _exact(self._op, want, have, self._inputs)
+        if reference is None or reference.values.shape != tuple(want.shape):
+            return LocalError("skipped", reason="no float64 reference of this shape")
+        facts = dtype_of(want)
+        coarse = self._facts([want]) or facts
+        mine = coarse if coarse.unit_roundoff > facts.unit_roundoff and coarse.kind == facts.kind else facts
+        mine = msgspec.structs.replace(
+            mine, smallest_normal=facts.smallest_normal, largest=facts.largest, has_inf=facts.has_inf
+        )
+        candidate = RunValues(array_from(have.to(want.dtype) if have.dtype != want.dtype else have), mine)
+        noise = reference.noise
+        if base_name(self._op) in NEAR_ONE:
+            noise = Noise(noise.sigma + facts.unit_roundoff / mine.unit_roundoff, noise.accumulation)
+        eager, held = [RunValues(array_from(want), mine)], tolerated(mine)
+        verdict = judge(candidate, reference.values, noise, eager, thresholds=held, flush=True, brief=True)
+        z = verdict.candidate.max
+        if verdict.answer == "candidate_worse":
+            infinite = verdict.statistic == "class"
+            kind: Kind = "nonfinite" if infinite else "wrong_value"
+            return LocalError("worse", kind, math.inf if infinite else z, verdict.excess, verdict.reason)
+        if verdict.answer == "candidate_better":
+            return LocalError("better", z=z, reason=verdict.reason)
+        if verdict.answer == "inconclusive":
+            return LocalError("unsure", z=0.0, reason=verdict.reason)
+        return LocalError("ok", z=z, reason=verdict.reason)
 
 
 def _nearness(want: torch.Tensor, have: torch.Tensor, rms: Callable[[], float]) -> float | None:
@@ -317,101 +399,16 @@ def _rank(error: LocalError) -> tuple[int, float]:
     return (("skipped", "ok", "better", "unsure", "worse").index(error.answer), error.z)
 
 
-def _copies(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        items = [_copies(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, dict):
-        return {key: _copies(item) for key, item in value.items()}
-    return copied(value)
-
-
 def _form(want: Any, have: Any) -> LocalError | None:
     if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
         if type(want) is type(have) and isinstance(want, (bool, int, float)) and want != have and want == want:
-            return LocalError("worse", "wrong_value", math.inf, math.inf, f"{have!r}, not {want!r}")
+            return certainly_wrong("wrong_value", f"{have!r}, not {want!r}")
         return None
     if want.dtype != have.dtype:
-        return LocalError("worse", "wrong_dtype", math.inf, math.inf, f"dtype {have.dtype}, not {want.dtype}")
+        return certainly_wrong("wrong_dtype", f"dtype {have.dtype}, not {want.dtype}")
     if want.shape != have.shape:
-        text = f"shape {tuple(have.shape)}, not {tuple(want.shape)}"
-        return LocalError("worse", "wrong_shape", math.inf, math.inf, text)
+        return certainly_wrong("wrong_shape", f"shape {tuple(have.shape)}, not {tuple(want.shape)}")
     return None
-
-
-def _wide(
-    op: str,
-    call: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    inputs: Sequence[Any],
-    wanted: Sequence[Any],
-    rounded: Sequence[Any] | None,
-    file: ValueFile | None,
-) -> list[Any]:
-    """A Reference for every noisy output, None for the others."""
-    facts = _facts(inputs, wanted, rounded)
-    roundoff = facts.unit_roundoff if facts is not None else 2.0**-53
-    terms = terms_of(op, inputs, wanted)
-    pointwise = torch.Tag.pointwise in getattr(call, "tags", ())
-    runs = len(BALANCED) if pointwise else RUNS
-    found = iter(
-        references(
-            call,
-            args,
-            kwargs,
-            roundoff=roundoff,
-            runs=runs,
-            terms=terms,
-            rough=terms is None,
-            pointwise=pointwise,
-            file=file,
-        )
-    )
-    return [next(found, None) if is_noisy(value) else None for value in wanted]
-
-
-def _facts(inputs: Sequence[Any], wanted: Sequence[Any], rounded: Sequence[Any] | None) -> WorkingDtype | None:
-    shown = inputs if rounded is None else rounded
-    return coarsest([*shown, *wanted])
-
-
-def _numbers(
-    op: str,
-    i: int,
-    want: torch.Tensor,
-    have: torch.Tensor,
-    wide: list[Any],
-    inputs: Sequence[Any],
-    rounded: Sequence[Any] | None,
-) -> LocalError:
-    if not is_noisy(want):
-        return _exact(op, want, have, inputs)
-    reference = wide[i] if i < len(wide) else None
-    if reference is None or reference.values.shape != tuple(want.shape):
-        return LocalError("skipped", reason="no float64 reference of this shape")
-    facts = dtype_of(want)
-    coarse = _facts(inputs, [want], rounded) or facts
-    mine = coarse if coarse.unit_roundoff > facts.unit_roundoff and coarse.kind == facts.kind else facts
-    mine = msgspec.structs.replace(
-        mine, smallest_normal=facts.smallest_normal, largest=facts.largest, has_inf=facts.has_inf
-    )
-    candidate = RunValues(array_from(have.to(want.dtype) if have.dtype != want.dtype else have), mine)
-    noise = reference.noise
-    if base_name(op) in NEAR_ONE:
-        noise = Noise(noise.sigma + facts.unit_roundoff / mine.unit_roundoff, noise.accumulation)
-    legitimate = [RunValues(array_from(want), mine)]
-    verdict = judge(candidate, reference.values, noise, legitimate, thresholds=tolerated(mine), flush=True, brief=True)
-    z = verdict.candidate.max
-    if verdict.answer == "candidate_worse":
-        infinite = verdict.statistic == "class"
-        kind: Kind = "nonfinite" if infinite else "wrong_value"
-        return LocalError("worse", kind, math.inf if infinite else z, verdict.excess, verdict.reason)
-    if verdict.answer == "candidate_better":
-        return LocalError("better", z=z, reason=verdict.reason)
-    if verdict.answer == "inconclusive":
-        return LocalError("unsure", z=0.0, reason=verdict.reason)
-    return LocalError("ok", z=z, reason=verdict.reason)
 
 
 def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any]) -> LocalError:
@@ -429,7 +426,7 @@ def _exact(op: str, want: torch.Tensor, have: torch.Tensor, inputs: Sequence[Any
     verdict = judge_exact(array_from(have), array_from(want))
     if verdict.answer == "ok":
         return OK
-    return LocalError("worse", "wrong_value", math.inf, math.inf, verdict.reason)
+    return certainly_wrong("wrong_value", verdict.reason)
 
 
 def _at_the_edge(want: torch.Tensor, have: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from itertools import chain
 import msgspec
 import torch
 
-from graphprobe.diagnose.dossier.whole_proof import NUMBERS
+from graphprobe.diagnose.evidence import RAISED
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.engine.naming import short_place
 from graphprobe.errors import Raised
@@ -20,7 +20,7 @@ from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.judge.verdict import RungName, state_of
-from graphprobe.report.diagnosis import in_short
+from graphprobe.report.diagnosis import NUMERIC, in_short
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
 
@@ -100,7 +100,7 @@ def first_fact(certain: Sequence[Difference], report: RungReport | None = None) 
     `report`: has the origin of an exception, if the parts of the compiler are known; else torch's words have the line.
     """
     first, more = certain[0], len(certain) - 1
-    raises = first.kind in ("crash_compile", "crash_runtime", "extra_exception") and first.log
+    raises = first.kind in RAISED and first.log
     what = in_words(first.worst) if first.worst is not None else first.text
     what = f"it raises {what}" if raises else f"{first.where}: {what}" if first.where and first.worst is None else what
     others = f"; {more} more differ" if more and not raises else ""
@@ -130,7 +130,7 @@ def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:
 
     Something differs, or nothing would have had to be measured.
     """
-    weighed = [msgspec.structs.replace(d, weight="unsure") if d.kind in NUMBERS else d for d in found]
+    weighed = [msgspec.structs.replace(d, weight="unsure") if d.kind in NUMERIC else d for d in found]
     return weighed or [Difference("wrong_value", 0, "outputs", UNJUDGED, weight="unsure")]
 
 

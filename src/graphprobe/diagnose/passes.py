@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
+from graphprobe.diagnose.local import OK, LocalError, Suspect, certainly_wrong, comparable, local_error
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy, is_plain
 from graphprobe.engine.subgraph import CALLS, is_view, output_node, producer
 from graphprobe.engine.values import same_bits
-from graphprobe.findings import Kind, Stage
+from graphprobe.findings import Stage
 from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog
 from graphprobe.internals.operators.operators import writes_to
 
@@ -36,12 +35,10 @@ class Step:
 
     Attributes:
         suspects: one for each pass that changed what the graph computes.
-        last: the run of the last snapshot; None if it raised.
         passes: names of the passes that changed the graph and are right.
     """
 
     suspects: list[Suspect]
-    last: GraphRun | None
     passes: list[str]
 
 
@@ -56,15 +53,15 @@ def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
     suspects: list[Suspect] = []
     right: list[str] = []
     if not log.snapshots:
-        return Step([], None, [])
+        return Step([], [])
     base = log.snapshots[0]
     base_run = run_graph(base.graph, inputs)
     if base_run.failed is not None:
-        return Step([], None, [])
+        return Step([], [])
     last = log.snapshots[-1]
     last_run = run_graph(last.graph, inputs)
     if _compare(base.graph, base_run, last_run, inputs).answer != "worse" and last_run.failed is None:
-        return Step([], last_run, [snapshot.name for snapshot in log.snapshots[1:]])
+        return Step([], [snapshot.name for snapshot in log.snapshots[1:]])
     for number, snapshot in enumerate(log.snapshots[1:], 1):
         doing(f"{direction}, pass {number} of {len(log.snapshots) - 1}")
         run = run_graph(snapshot.graph, inputs)
@@ -74,13 +71,11 @@ def analyse(log: PassLog, inputs: Sequence[Any], direction: str) -> Step:
             if run.failed is None:
                 base, base_run = snapshot, run
             continue
-        suspects.append(
-            _blame(stage, snapshot.name, direction, base.graph, base_run, snapshot.graph, run, error, inputs)
-        )
+        suspects.append(_blame(stage, snapshot.name, direction, base.graph, base_run, snapshot.graph, run, error))
         if run.failed is not None:
-            return Step(suspects, None, right)
+            return Step(suspects, right)
         base, base_run = snapshot, run
-    return Step(suspects, base_run, right)
+    return Step(suspects, right)
 
 
 def own_culprit(log: PassLog, inputs: Sequence[Any], direction: str, *, raises: bool) -> Suspect | None:
@@ -103,7 +98,7 @@ def own_culprit(log: PassLog, inputs: Sequence[Any], direction: str, *, raises: 
     if wrong is None or not wrong[0].name or log.snapshots[log.snapshots.index(wrong[0]) - 1] is not right:
         return None
     after, run, error = wrong
-    return _blame("backend", after.name, direction, right.graph, right_run, after.graph, run, error, inputs)
+    return _blame("backend", after.name, direction, right.graph, right_run, after.graph, run, error)
 
 
 def changed_between(
@@ -119,8 +114,8 @@ def changed_between(
     names = [n.name for n in wrong.graph.nodes if n.op in CALLS and n.name in a.values]
     if not any(different(a.values[name], b.values[name]) for name in names):
         return None
-    error = LocalError("worse", "wrong_value", math.inf, math.inf, "another value than before the graph was split")
-    return replace(_blame(stage, "", direction, right, a, wrong, b, error, inputs), pass_=None)
+    error = certainly_wrong("wrong_value", "another value than before the graph was split")
+    return replace(_blame(stage, "", direction, right, a, wrong, b, error), pass_=None)
 
 
 def saved_wrongly(
@@ -139,11 +134,9 @@ def saved_wrongly(
     spoiled += _replaced_inputs(right, wrong, made)
     if not spoiled:
         return None
-    text = "the backward uses another value for it than the forward computed"
-    error = LocalError("worse", "wrong_gradient", math.inf, math.inf, text)
+    error = certainly_wrong("wrong_gradient", "the backward uses another value for it than the forward computed")
     values = run_graph(forward, forward_inputs).values
-    node = made[spoiled[0]]
-    return Suspect("wrong_gradient", "joint", "backward", forward, node, values, error, list(forward_inputs))
+    return Suspect("joint", "backward", forward, made[spoiled[0]], values, error)
 
 
 def _replaced_inputs(right: GraphModule, wrong: GraphModule, made: Mapping[str, Node]) -> list[str]:
@@ -172,7 +165,7 @@ def _compare(gm: GraphModule, base: GraphRun, run: GraphRun, inputs: Sequence[An
     if run.failed is not None:
         node, raised = run.failed
         text = f"{node.name} raises {type(raised).__name__}: {str(raised).splitlines()[0][:200] if str(raised) else ''}"
-        return LocalError("worse", "crash_runtime", math.inf, math.inf, text)
+        return certainly_wrong("crash_runtime", text)
     wanted = [*flat_outputs(base.outputs), *base.inputs]
     have = [*flat_outputs(run.outputs), *run.inputs]
     if len(wanted) == len(have) and not any(
@@ -182,8 +175,8 @@ def _compare(gm: GraphModule, base: GraphRun, run: GraphRun, inputs: Sequence[An
     if any(n.op == "call_function" and not comparable(op_of(n)) for n in gm.graph.nodes):
         # Float64 draws other numbers, so there is no reference; the runs themselves draw the same.
         if len(wanted) == len(have) and not any(different(w, h) for w, h in zip(wanted, have, strict=True)):
-            return LocalError("ok")
-        return LocalError("worse", "wrong_value", math.inf, math.inf, "it differs by more than rounding")
+            return OK
+        return certainly_wrong("wrong_value", "it differs by more than rounding")
     # What a graph is called with is exact; what its own values lose in rounding, the run held against loses as well.
     return local_error("graph", _everything(gm), list(inputs), {}, have, rounded=())
 
@@ -194,9 +187,8 @@ def _shared(base: GraphRun, run: GraphRun) -> LocalError:
     for i, j in _pairs(_memory(run), count):
         if before[i] != before[j]:
             other = f"output {j}" if j < count else f"input {j - count}"
-            text = f"output {i} shares the memory of {other}, and did not before"
-            return LocalError("worse", "aliasing", math.inf, math.inf, text)
-    return LocalError("ok")
+            return certainly_wrong("aliasing", f"output {i} shares the memory of {other}, and did not before")
+    return OK
 
 
 def _memory(run: GraphRun) -> list[int]:
@@ -241,11 +233,9 @@ def _blame(
     after: GraphModule,
     wrong: GraphRun,
     error: LocalError,
-    inputs: Sequence[Any],
 ) -> Suspect:
     """The node of `before` that the pass has broken: the first whose place in `after` holds something else."""
     old = {n.name: n for n in before.graph.nodes}
-    kind: Kind = error.kind
 
     def suspect(node: Node, also: list[str], others: list[Node]) -> Suspect:
         if (made_by := producer(node)) is not node:
@@ -257,7 +247,7 @@ def _blame(
         if node.name not in {n.name for n in after.graph.nodes}:
             also = [*also, *_added(before, after), *map(op_of, _removed_behind(node, after, SPREAD))]
         also = list(dict.fromkeys(also))
-        return Suspect(kind, stage, direction, before, node, right.values, error, list(inputs), name, also, others)
+        return Suspect(stage, direction, before, node, right.values, error, name, also, others)
 
     for node in after.graph.nodes:
         if node.op == "placeholder" or node.op == "get_attr":

@@ -104,15 +104,19 @@ class Program:
                 found.setdefault(id(tensor), tensor)
         return list(found.values())
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Arguments, parameters and buffers."""
+        return [*tensors_of(list(self.calls)), *self.state()]
+
     def drop_gradients(self) -> None:
         """Let go of the gradients that the calls have left."""
-        for tensor in [*tensors_of(list(self.calls)), *self.state()]:
+        for tensor in self.tensors():
             if tensor.is_leaf:
                 tensor.grad = None
 
     def wants_gradients(self) -> bool:
         """Whether any argument, parameter or buffer requires a gradient."""
-        return any(t.requires_grad for t in [*tensors_of(list(self.calls)), *self.state()])
+        return any(t.requires_grad for t in self.tensors())
 
     def run(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[ObservationRecord]:
         """Run every call on `make(fn)`. Everything it changes stays changed: call it in a child process."""
@@ -161,7 +165,7 @@ class Program:
 
         If wide results are, too, so are the inputs, parameters and buffers, in place: call it in a child process.
         """
-        given = [*tensors_of(list(self.calls)), *self.state()]
+        given = self.tensors()
         mode = RoundedAnew(torch.Generator().manual_seed(seed), least, given)
         if least < NARROW:
             mode.move(given)
@@ -175,7 +179,7 @@ class Program:
         These are changed in place: call it in a child process. What a call leaves as it is, is observed as empty.
         """
         generator = torch.Generator().manual_seed(seed)
-        given = {id(t): t for t in [*tensors_of(list(self.calls)), *self.state()] if is_noisy(t)}
+        given = {id(t): t for t in self.tensors() if is_noisy(t)}
         for tensor in given.values():
             nudge(tensor.detach(), generator, 2 * dtype_of(tensor).unit_roundoff)
         versions = {key: tensor._version for key, tensor in given.items()}
@@ -198,7 +202,7 @@ class Program:
         Inputs, parameters and buffers are changed in place: call it in a child process.
         """
         anew = RoundedAnew(torch.Generator().manual_seed(seed or 0), 0.0 if seed is not None else math.inf)
-        anew.move([*tensors_of(list(self.calls)), *self.state()])
+        anew.move(self.tensors())
         with anew, AtTheEdge(noise, way) as edges:
             records = replace(self, effects=False).run(lambda fn: fn)
         return EdgeRun(records, to_bytes(capture(edges.gaps if not noise else [], rng=False)))
@@ -212,7 +216,7 @@ class Program:
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed // 2)
         sign = 1 if seed is None or seed % 2 == 0 else -1
-        widened = _Widened([*tensors_of(list(self.calls)), *self.state()], generator, sign * roundoff)
+        widened = _Widened(self.tensors(), generator, sign * roundoff)
         for module in self.modules():
             for part in module.modules():
                 for values in cast("list[dict[str, Any]]", [part._parameters, part._buffers]):

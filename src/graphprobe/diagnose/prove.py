@@ -58,11 +58,8 @@ GRAPH_STAGES = ("decomposition", "pre_grad", "joint", "post_grad")
 NEIGHBOURS = {
     "aot": "Dynamo's graph, run as it is (backend `eager`), is right.",
     "decomposition": "The graph without decompositions (backend `aot_eager`) is right.",
-    "pre_grad": "The graph before it, run op by op, is right.",
-    "joint": "The graph before it, run op by op, is right.",
-    "post_grad": "The graph before it, run op by op, is right.",
-    "lowering": "The graph that is lowered, run op by op, is right.",
-    "codegen": "The graph that is lowered, run op by op, is right.",
+    **dict.fromkeys(("pre_grad", "joint", "post_grad"), "The graph before it, run op by op, is right."),
+    **dict.fromkeys(("lowering", "codegen"), "The graph that is lowered, run op by op, is right."),
 }
 """What is closest to the failing program and passes, by the stage that is accused."""
 
@@ -145,9 +142,7 @@ class Prover:
         """Pieces to try, the smallest first: the op, the op with what feeds it, the user's line, the whole graph."""
         tried: set[tuple[str, ...]] = set()
         # A wrong pass needs what it matched; a dead store or a constant is only there in the surroundings.
-        cores: list[list[Node]] = (
-            [[suspect.node], [suspect.node, *suspect.others]] if suspect.others else [[suspect.node]]
-        )
+        cores = [[suspect.node], *([[suspect.node, *suspect.others]] if suspect.others else [])]
         for depth in DEPTHS if not suspect.whole else (DEPTHS[-1] * 4,):
             for core in cores:
                 nodes = ancestors([n for n in core if n.op in CALLS], depth)
@@ -155,17 +150,12 @@ class Prover:
                 if not nodes or key in tried:
                     continue
                 tried.add(key)
-                made = self._cut(suspect.graph, nodes, suspect.values)
-                if made is not None:
-                    graph, inputs = made
-                    yield self.case(graph, [capture(inputs)], suspect.kind)
+                try:
+                    graph, inputs = extract(suspect.graph, nodes, suspect.values)
+                except (KeyError, AttributeError, RuntimeError):  # a value that was not recorded
+                    continue
+                yield self.case(graph, [capture(inputs)], suspect.kind)
         yield from self.from_dynamo(suspect)
-
-    def _cut(self, gm: GraphModule, nodes: set[Node], values: dict[str, Any]) -> tuple[GraphModule, list[Any]] | None:
-        try:
-            return extract(gm, nodes, values)
-        except (KeyError, AttributeError, RuntimeError):  # a value that was not recorded
-            return None
 
     def from_dynamo(self, suspect: Suspect) -> Iterator[Case]:
         """Dynamo's graphs, whole, those that hold the suspect's source line first."""
@@ -215,14 +205,12 @@ class Prover:
         tells = suspect.whole and suspect.certain.op is None
         case, result, short = self.smaller(case, result, kind, suspect.stage, lines=lines, tells=tells)
         left = named(case)
-        told = suspect.whole or suspect.pass_ or suspect.certain.op is not None
-        if short and len(left) == 1 and not (told or {source_of(left[0]), None} & lines):
+        known = suspect.pass_ is not None or suspect.certain.op is not None
+        if short and len(left) == 1 and not (suspect.whole or known or {source_of(left[0]), None} & lines):
             log.info("%s is not what fails in the whole graph: %s is", suspect.op, op_of(left[0]))
             return None
-        place = suspect.place
         several = 1 < len(left) <= LARGEST or (suspect.whole and short)
-        if suspect.certain.op is None and suspect.pass_ is None and several:
-            place = self.place_in(case, result, kind)
+        place = self.place_in(case, result, kind) if several and not known else suspect.place
         made = Finding(
             kind=kind,
             stage=suspect.stage,
@@ -325,8 +313,7 @@ class Prover:
         functional = (re.sub(r"_(?=\.\w+$|$)", "", name) for name in behind)  # as AOTAutograd makes it
         out_of_place = [name for name in functional if name not in behind]
         also = [*out_of_place, *behind, *(op_of(n) for n in nodes[1:])]
-        place = Culprit(op=op_of(first), node=first.name, source=source_of(first), module=module_of(first))
-        return msgspec.structs.replace(place, also=also)
+        return Culprit.at(first, also=also)
 
     def _aten_of(self, case: Case, node: Node) -> list[str]:
         """The aten ops that a call of torch stands for, by tracing it on the values it got; none of an aten op."""

@@ -43,17 +43,9 @@ SOME, EVERY = 1 << 22, 8
 
 
 class Runner(Protocol):
-    """Runs a step on the program as it was before its first call; None where that was impossible."""
+    """Runs a step, on the program as it was before its first call if it takes one; None where that was impossible."""
 
-    def __call__(self, step: Callable[[Program], T], kind: type[T]) -> T | None:
-        """What the step returned, which is of this kind."""
-        ...
-
-
-class Judging(Protocol):
-    """Makes a step in a process of its own; None if that did not end well."""
-
-    def __call__(self, step: Callable[[], T], kind: type[T]) -> T | None:
+    def __call__(self, step: Callable[..., T], kind: type[T]) -> T | None:
         """What the step returned, which is of this kind."""
         ...
 
@@ -97,12 +89,7 @@ def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str
     return problems
 
 
-def explained(
-    reference: Reference,
-    calls: Sequence[Observation],
-    run: Runner,
-    judge: Judging,
-) -> bool:
+def explained(reference: Reference, calls: Sequence[Observation], run: Runner, judge: Runner) -> bool:
     """Whether runs in the program's own precision explain all that differs in calls; False says nothing.
 
     It takes no float64 run; once there are some, they tell. `judge` makes a step in a process of its own. Of three runs
@@ -172,7 +159,7 @@ def _roundings(reference: Reference, run: Runner) -> list[str]:
 
 
 def _rounded(run: Runner, reference: Reference, seeds: range, *, least: float = NARROW) -> list[list[Observation]]:
-    runs = [run(partial(Program.run_rounded, seed=seed, least=least), RoundedRun) for seed in seeds]
+    runs = (run(partial(Program.run_rounded, seed=seed, least=least), RoundedRun) for seed in seeds)
     return [calls for one in runs if one is not None and (calls := _calls(one.calls, reference))]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.exceptions import Origin, origin_at, origin_of
+from graphprobe.diagnose.exceptions import Origin, origin_of
 from graphprobe.diagnose.kernel_check import CompiledGraph, to_show
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.searches.equal_graphs import fingerprint
@@ -45,7 +46,6 @@ class RungReport(msgspec.Struct):
         origin: where the first exception came from.
         raised_at: the node that raised while a graph ran op by op.
         calls_inductor: the backend, which is another, hands graphs to Inductor.
-        broken: the graph whose kernels could not be compiled, or raised: its direction, and its number among these.
         findings: proven faults.
         suspected: what no piece of the program confirmed.
         called: base names of the operations of all graphs.
@@ -64,7 +64,6 @@ class RungReport(msgspec.Struct):
     origin: Origin | None = None
     raised_at: Origin | None = None
     calls_inductor: bool = False
-    broken: tuple[str, int] | None = None
     findings: list[Finding] = []
     suspected: list[Latent] = []
     called: list[str] = []
@@ -80,6 +79,7 @@ class RungReport(msgspec.Struct):
     notes: list[str] = []
 
 
+@dataclass(eq=False)
 class DynamoGraph:
     """A graph of Dynamo's with the values it was called with.
 
@@ -89,10 +89,9 @@ class DynamoGraph:
         logs: what the passes did while it was compiled.
     """
 
-    def __init__(self, graph: GraphModule, calls: list[CapturedValues] | None = None) -> None:
-        self.graph = graph
-        self.calls: list[CapturedValues] = calls if calls is not None else []
-        self.logs: list[PassLog] = []
+    graph: GraphModule
+    calls: list[CapturedValues] = field(default_factory=list)
+    logs: list[PassLog] = field(default_factory=list)
 
 
 class Watch:
@@ -116,7 +115,6 @@ class Watch:
         self.graphs: list[StageGraph] = []
         self.compiled: list[CompiledGraph] = []
         self.failed_nodes: list[Any] = []
-        self.broken: tuple[str, int] | None = None
         self.equal: Counter[str] = Counter()  # compiled graphs, by fingerprint
 
     def called(self) -> list[str]:
@@ -132,8 +130,8 @@ class Watch:
 
     def tell(self, node: Node, *_: Any) -> None:
         """Note the operation that is about to run, by what the program calls where that is known."""
-        place = place_of(node)
-        assert self.told is not None and place is not None
+        place = Origin.at(node, stage="runtime")
+        assert self.told is not None
         calls = [function for _, function in node.meta.get("source_fn_stack", ()) if not isinstance(function, type)]
         if calls and name_of(calls[-1]) != place.op:
             op = name_of(calls[-1])
@@ -153,15 +151,6 @@ class Watch:
         """As `copied_apart`, and each is let go of as soon as it is copied."""
         values.reverse()
         return [self.copied_apart([values.pop()])[0] for _ in range(len(values))]
-
-    @contextlib.contextmanager
-    def breaking(self, direction: str, number: int) -> Iterator[None]:
-        """Note the graph if the block raises, unless another has before."""
-        try:
-            yield
-        except BaseException:
-            self.broken = self.broken or (direction, number)
-            raise
 
     def backend(self, compile_graph: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> Callable[..., Any]:
         """A backend that compiles with `compile_graph` and records graphs and inputs."""
@@ -188,20 +177,23 @@ class Watch:
         return backend
 
 
+@dataclass(eq=False)
 class StageGraph:
     """A graph of AOTAutograd that runs op by op.
 
     Attributes:
         direction: `forward` or `backward`.
         graph: what runs.
-        inputs: before each recorded call.
-        log: what the post-grad passes did, if they ran.
         owner: number of Dynamo's graph.
+        log: what the post-grad passes did, if they ran.
+        inputs: before each recorded call.
     """
 
-    def __init__(self, direction: str, graph: GraphModule, owner: int, log: PassLog | None = None) -> None:
-        self.direction, self.graph, self.owner, self.log = direction, graph, owner, log
-        self.inputs: list[list[Any]] = []
+    direction: str
+    graph: GraphModule
+    owner: int
+    log: PassLog | None = None
+    inputs: list[list[Any]] = field(default_factory=list)
 
 
 def interpreted(watch: Watch, graph: GraphModule, direction: str, log: PassLog | None = None) -> Callable[..., Any]:
@@ -305,9 +297,8 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
         direction = "backward" if settings.get("is_backward") else "forward"
         final = stages.post_grad_graph(gm, inputs, bool(settings.get("is_inference")))
         record = CompiledGraph(direction, final, file=watch.file)
-        number = sum(other.direction == direction for other in watch.compiled)
         watch.compiled.append(record)
-        with watch.breaking(direction, number), watched_lowering() as lowered:
+        with watched_lowering() as lowered:
             compiled = stages.compile_kernels(gm, inputs, settings)
         record.lowered, record.compiled = (lowered[-1] if lowered else None), compiled
         watch.equal[same := fingerprint(final)] += 1
@@ -319,8 +310,7 @@ def kernel_rung(watch: Watch, *, expose: bool) -> Callable[..., Any]:
                 return compiled(args)
             values = list(args)
             record.inputs.append(watch.copied(values))
-            with watch.breaking(direction, number):
-                result = compiled(args)
+            result = compiled(args)
             record.outputs.append(watch.copied_apart(flat_outputs(result)))
             record.after.append(watch.copied_apart(values))
             return result
@@ -386,8 +376,3 @@ def run_program(
             report.calls.append(record)
             if error is not None and report.origin is None:
                 report.origin = origin_of(error)
-
-
-def place_of(node: Node | None) -> Origin | None:
-    """A node as the place that an exception came from; None for None."""
-    return None if node is None else origin_at(node, "runtime")

@@ -55,6 +55,7 @@ OTHER_CALL = (
     "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
     "for another function with the same text: no guard has kept it from that."
 )
+FAILED = "the diagnosis itself failed: {kind}: {error}"
 UNPROVEN = "The script, run again, does not show it."
 PROVEN = "The script, run again, does."
 
@@ -185,19 +186,21 @@ def run_diagnosed(
     watcher.wait()
     if watcher.stopped is not None and (watcher.under_way or not watcher.diagnoses):
         late = "its diagnosis had only begun" if watcher.under_way else "no compiled function was called until then"
-        late = f"{watcher.stopped}: {late}"
-        name = watcher.under_way or program.name
-        watcher.tell(name, Diagnosis(verdict="undecided", notes=[late], unfinished=True))
+        watcher.tell(watcher.under_way or program.name, _unknown(f"{watcher.stopped}: {late}", unfinished=True))
     problem = f"the script was ended: {watcher.stopped}" if watcher.stopped is not None else ended.problem
     unfinished = bool(options.budget.ended) or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
     if calls.elsewhere[0]:
-        watcher.tell("other processes", Diagnosis(verdict="undecided", notes=[ELSEWHERE]))
+        watcher.tell("other processes", _unknown(ELSEWHERE))
     if calls.unseen or (ended.compiling and not watcher.diagnoses):
         watcher.tell(program.name, _undiagnosed(calls.unseen, ended))
     if not watcher.diagnoses:
         raise _nothing(program.name, len(calls.compiled), problem)
     looked_at, graphs = watcher.calls_looked_at(), calls.unseen.total() + sum(one.graphs for one in calls.compiled)
     return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal(), looked_at, graphs)
+
+
+def _unknown(why: str, *, unfinished: bool = False) -> Diagnosis:
+    return Diagnosis(verdict="undecided", notes=[why], unfinished=unfinished)
 
 
 def _undiagnosed(unseen: Mapping[str, int], ended: script.Ended) -> Diagnosis:
@@ -329,7 +332,7 @@ class _Watcher:
                 self._look_in_place(compiled, past, *call, at_any=True)
             if not past.explains_exception():
                 told = RAISED.format(call=past.number, line=raised_from(error).line)
-                self._told(past.name, past, Diagnosis(verdict="undecided", notes=[told]))
+                self._told(past.name, past, _unknown(told))
         if self.stopped is not None:
             raise SystemExit(0)
 
@@ -420,10 +423,9 @@ class _Watcher:
                 past.looked_at.add(past.number)
         except NoTimeLeft as spent:
             late = f"{spent}: whether the compiled program is right was not found out"
-            diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)
+            diagnosis = _unknown(late, unfinished=True)
         except Exception as error:  # the program must go on as it would without being watched
-            why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
-            diagnosis = Diagnosis(verdict="undecided", notes=[why])
+            diagnosis = _unknown(FAILED.format(kind=type(error).__name__, error=error))
         compiled.uncompiled = past.uncompiled = any(finding.kind in CRASHES for finding in diagnosis.findings)
         if compiled.uncompiled:
             diagnosis.notes.append("the script went on with the uncompiled function")
@@ -483,17 +485,15 @@ class _Watcher:
             self.stopped = str(spent) if self._program is not None else None
             return
         except Exception as error:  # the program must go on as it would without being watched
-            why = f"the diagnosis itself failed: {type(error).__name__}: {error}"
-            diagnosis, name = Diagnosis(verdict="undecided", notes=[why]), past.name
+            diagnosis, name = _unknown(FAILED.format(kind=type(error).__name__, error=error)), past.name
         self._told(name, past, diagnosis)
 
     def _in_the_script(
         self, compiled: Compiled, past: Past, call: tuple[Any, Mapping[str, Any]], name: str
     ) -> Diagnosis | None:
         """The diagnosis of a call that goes wrong only with what the script compiled before; None if rounding may."""
-        began, folder = time.monotonic(), self._folder()
-        place = None if folder is None else folder / f"{len(self.diagnoses)}-in-the-script"
-        wrong = self.options.wrong_in_place(compiled, call, place)
+        began = time.monotonic()
+        wrong = self.options.wrong_in_place(compiled, call, self._place("in-the-script"))
         if not wrong:
             return None
         line = name.partition("(")[2].partition(")")[0]
@@ -509,10 +509,10 @@ class _Watcher:
         """Whether the script, run again up to this call, shows the finding; with that reason it is the proof then."""
         from graphprobe.diagnose.dossier.script_proof import prove_by_script
 
-        folder, limit_s = self._folder(), min(STEP_LIMIT_S, self.options.budget.left_s)
-        if self._program is None or folder is None:
+        place, limit_s = self._place("in-the-script"), min(STEP_LIMIT_S, self.options.budget.left_s)
+        if self._program is None or place is None:
             return False
-        place, was, asked = folder / f"{len(self.diagnoses)}-in-the-script", finding.reason, self.options.overrides()
+        was, asked = finding.reason, self.options.overrides()
         finding.reason = told_more(was, reason)
         shown = prove_by_script(place, finding, self._program, past.in_all, asked, limit_s)
         finding.reason = finding.reason if shown else was
@@ -524,22 +524,17 @@ class _Watcher:
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
         short = "".join(c if c.isalnum() else "-" for c in name.partition(" ")[0]).strip("-")
-        folder = self._folder()
-        return self.options.diagnosis(
-            compiled.fn,
-            _overrides(compiled),
-            calls,
-            out=None if folder is None else folder / f"{len(self.diagnoses)}-{short}",
-            on_step=self.on_step,
-        )
+        out, asked = self._place(short), _overrides(compiled)
+        return self.options.diagnosis(compiled.fn, asked, calls, out=out, on_step=self.on_step)
 
-    def _folder(self) -> Path | None:
-        """Where the folder of each diagnosis goes; None in somebody else's program, where each has one of its own."""
+    def _place(self, name: str) -> Path | None:
+        """The folder of the next diagnosis; None in somebody else's program, where each has one of its own."""
         if self._program is not None and self._proofs is None:
             from graphprobe.diagnose.api import new_folder_for_proofs
 
             self._proofs = self.options.out or new_folder_for_proofs()
-        return self._proofs or self.options.out
+        folder = self._proofs or self.options.out
+        return None if folder is None else folder / f"{len(self.diagnoses)}-{name}"
 
 
 def _overrides(compiled: Compiled) -> CompileOverrides:

@@ -52,8 +52,7 @@ def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, .
         if isinstance(leaf, torch.Tensor):
             stride = leaf.stride() if leaf.layout is torch.strided else ()
             return (tuple(leaf.shape), stride, leaf.dtype, leaf.device, leaf.requires_grad)
-        plain = isinstance(leaf, (bool, int, float, complex, str, type(None)))
-        return (type(leaf), repr(leaf)) if plain else type(leaf)
+        return (type(leaf), repr(leaf)) if isinstance(leaf, PLAIN) else type(leaf)
 
     return (structure_of(given), *map(seen, tree_leaves(given)))
 
@@ -73,8 +72,8 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
     found = {id(t): t for t in tensors_of((args, kwargs)) if id(t) not in own and why_not(t) is None}
     with torch.inference_mode(False), torch.no_grad():
         copies = dict(zip(found, capture(list(found.values()), rng=False).restore(), strict=True))
-    for key, copy in copies.items():
-        _mark_alike(found[key], copy)
+    for key, copy in copies.items():  # what `mark_dynamic` and its like have noted
+        vars(copy).update((name, value) for name, value in vars(found[key]).items() if name.startswith("_dynamo_"))
     result: tuple[Any, Mapping[str, Any]] = tree_map(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
     return result
 
@@ -88,10 +87,9 @@ def requires_grad(result: Any) -> bool:
 
 def gradients_of(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """What backwards have left at parameters and arguments."""
-    from graphprobe.diagnose.program import Program, tensors_of
+    from graphprobe.diagnose.program import Program
 
-    leaves = [t for t in [*tensors_of((args, kwargs)), *Program(fn, [(args, kwargs)]).state()] if t.is_leaf]
-    return [t.grad for t in leaves if t.grad is not None]
+    return [t.grad for t in Program(fn, [(args, kwargs)]).tensors() if t.is_leaf and t.grad is not None]
 
 
 class CallBefore:
@@ -176,13 +174,6 @@ def is_whole(call: tuple[Any, Mapping[str, Any]]) -> bool:
 
     kinds = (*PLAIN, torch.Tensor, torch.nn.Module, torch.dtype, torch.device)
     return all(isinstance(leaf, kinds) for leaf in tree_leaves(call))
-
-
-def _mark_alike(original: torch.Tensor, copy: torch.Tensor) -> None:
-    """What `mark_dynamic` and its like have noted on a tensor."""
-    for name, value in vars(original).items():
-        if name.startswith("_dynamo_"):
-            setattr(copy, name, value)
 
 
 class CallsSoFar:

@@ -15,14 +15,14 @@ import msgspec
 import torch
 
 from graphprobe.diagnose.evidence import RAISED
-from graphprobe.diagnose.exceptions import Culprit
+from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
-from graphprobe.diagnose.local import LocalError, Suspect
+from graphprobe.diagnose.local import Checked, LocalError, Suspect
 from graphprobe.diagnose.notes import NOT_LOOKED_INTO, UNWATCHED
 from graphprobe.diagnose.passes import Step, analyse, changed_between, own_culprit, saved_wrongly
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.prove import Prover
-from graphprobe.diagnose.reduction.transforms import without_transforms
+from graphprobe.diagnose.reduction.transforms import BEFORE_ATEN, without_transforms
 from graphprobe.diagnose.rungs import (
     DynamoGraph,
     RungReport,
@@ -33,26 +33,23 @@ from graphprobe.diagnose.rungs import (
     graphs_rung,
     kernel_rung,
     own_rung,
-    place_of,
     run_program,
     show,
     stage_rung,
 )
-from graphprobe.diagnose.searches.alone import alone
-from graphprobe.diagnose.searches.bisect import culprits
 from graphprobe.diagnose.searches.blame import graphs_of_calls, isolated_suspects
 from graphprobe.diagnose.searches.decompositions import check_decompositions
 from graphprobe.diagnose.searches.equal_graphs import EQUAL
-from graphprobe.diagnose.searches.kernel_names import MORE, far_off_launches, name_kernels
+from graphprobe.diagnose.searches.kernel_names import MORE, alone, far_off_launches, name_kernels
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing
-from graphprobe.engine.interpret import flat_outputs, run_graph
+from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.memory import size_of, trim
 from graphprobe.engine.naming import short_place
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
-from graphprobe.findings import Finding, LargestZ, Latent
+from graphprobe.findings import Finding
 from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.caches import bypassed, caches_renewed
 from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
@@ -66,9 +63,6 @@ from graphprobe.probe.active import observe_pass
 from graphprobe.program_text.sources import is_own
 
 log = logging.getLogger(__name__)
-
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
 
 MOST_PROOFS = 4
 """Faults proven in one step; the rest are named as unproven."""
@@ -151,16 +145,13 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     report, watch = RungReport(), Watch(file=program.file)
     run_program(program, compilation, aot_rung(watch), report)
     report.called = watch.called()
-    report.raised_at, report.ops = place_of(watch.failed_nodes[0] if watch.failed_nodes else None), _ops_of(watch)
+    report.raised_at = next((Origin.at(node, stage="runtime") for node in watch.failed_nodes), None)
+    report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
     with compilation.configured(), _told(report, "aot"):
         for graph in watch.graphs:
             for inputs in graph.inputs:
-                found, checked, largest, rounded = check_decompositions(graph, inputs, strides=strides)
-                suspects += found
-                report.checked += checked
-                report.rounded += rounded
-                _larger(report, *largest)
+                suspects += _taken_in(report, check_decompositions(graph, inputs, strides=strides))
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
         report.compiles += prover.compiles
@@ -173,15 +164,9 @@ def passes(
     program: Program,
     compilation: Compilation,
     *,
-    seek: bool = False,
-    broken: tuple[str, int] | None = None,
     skip: Collection[tuple[str, str]] = (),
 ) -> RungReport:
-    """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out.
-
-    With `seek` the passes are let be, and the ops that make the kernels crash or raise are looked for, each compiled by
-    itself, in the graph that is `broken` (see `RungReport`) first; in the others only if it holds none.
-    """
+    """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out."""
     report, watch = RungReport(), Watch(skip, program.file)
     with watch.snapshots.active():
         run_program(program, compilation, stage_rung(watch, "post_grad"), report)
@@ -191,21 +176,13 @@ def passes(
     suspects: list[Suspect] = []
     right: list[str] = []
     with compilation.configured(), _told(report, "passes"):
-        for step in _steps(watch) if not seek else ():
+        for step in _steps(watch):
             suspects += step.suspects
             right += step.passes
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
         if right:
             report.right.append(f"passes: {len(right)} that changed a graph compute the same")
-        if seek:
-            for graph in _suspected_first(watch.graphs, broken):
-                for inputs in graph.inputs[:1]:
-                    run = run_graph(graph.graph, inputs)
-                    found = culprits(graph, run, prover) if run.failed is None else []
-                    _prove(found, report, prover)
-                if report.findings and broken is not None:
-                    break  # what else is broken was not reached
         report.compiles += prover.compiles
     return report
 
@@ -232,14 +209,8 @@ def own_passes(program: Program, compilation: Compilation, wanted: Difference) -
                     suspects.setdefault(suspect.pass_, suspect)
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for suspect in suspects.values():
-            place: Any = {
-                "op": suspect.op,
-                "node": suspect.node.name,
-                "source": suspect.source,
-                "module": suspect.module,
-            }
-            unproven = Finding(kind=wanted.kind, stage="backend", pass_=suspect.pass_, reason=wanted.text, **place)
-            report.findings.append(prover.prove(suspect) or unproven)
+            unproven = Finding(kind=wanted.kind, stage="backend", pass_=suspect.pass_, reason=wanted.text)
+            report.findings.append(prover.prove(suspect) or suspect.place.told_in(unproven))
         report.compiles += prover.compiles
     return report
 
@@ -286,15 +257,6 @@ def _ops_of(watch: Watch) -> int:
     nodes = (node for graph in watch.graphs for node in graph.graph.graph.nodes if node.op == "call_function")
     values = (v for node in nodes if not is_view(node) for v in flat_outputs(value_of(node)))
     return sum(size_of(v) for v in values if isinstance(v, torch.Tensor))
-
-
-def _suspected_first(graphs: Sequence[StageGraph], broken: tuple[str, int] | None) -> list[StageGraph]:
-    """The graphs, the broken one before the others."""
-    if broken is None:
-        return list(graphs)
-    direction, number = broken
-    same = [g for g in graphs if g.direction == direction][number : number + 1]
-    return [*same, *(g for g in graphs if not any(g is s for s in same))]
 
 
 def _steps(watch: Watch) -> list[Step]:
@@ -349,7 +311,6 @@ def kernels(
     report.called = watch.called()
     program.drop_gradients()
     trim()
-    report.broken = watch.broken
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
     with compilation.configured(), _told(report, "kernels"):
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
@@ -399,11 +360,7 @@ def _checked(
 
         for call in range(len(compiled.inputs)):
             result = check_graph(compiled, call, show_if_wrong)
-            report.checked += result.checked
-            _larger(report, *result.largest)
-            suspects += result.suspects
-            report.wider += result.wider
-            report.rounded += result.rounded
+            suspects += _taken_in(report, result)
             if result.whole.answer == "worse":
                 wrong.append((compiled, call))
         if len(suspects) == before and report.checked > checked:
@@ -488,15 +445,13 @@ def plain(program: Program, compilation: Compilation) -> RungReport:
     return report
 
 
-def places_of(suspects: Sequence[Suspect]) -> list[str]:
-    """Where the suspects of one cause stand in the program, each place once."""
-    pairs = dict.fromkeys((s.source, s.module) for s in suspects if s.source is not None)
-    return [f"{source} in {module}" if module else str(source) for source, module in pairs]
-
-
-def _larger(report: RungReport, node: str | None, z: float) -> None:
-    if z > report.largest.z:
-        report.largest = LargestZ(node, z)
+def _taken_in(report: RungReport, result: Checked) -> list[Suspect]:
+    """The suspects of a check; all else that it found goes into the report."""
+    report.checked += result.checked
+    report.wider += result.wider
+    report.rounded += result.rounded
+    report.largest = max(report.largest, result.largest, key=lambda one: one.z)
+    return result.suspects
 
 
 def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> None:
@@ -513,24 +468,16 @@ def _prove(suspects: Sequence[Suspect], report: RungReport, prover: Prover) -> N
         if finding is not None:
             others = [s.op for s in group[1:] if s.op != finding.op]
             finding.also = list(dict.fromkeys([*finding.also, *others]))
-            finding.places = places_of(group)
+            places = dict.fromkeys((s.source, s.module) for s in group if s.source is not None)
+            finding.places = [f"{source} in {module}" if module else str(source) for source, module in places]
             known = next((f for f in report.findings if _is_one_cause(f, finding)), None)
             if known is None:
                 report.findings.append(finding)
             else:
                 _join(known, finding)
         else:
-            report.suspected.append(
-                Latent(
-                    kind=best.kind,
-                    stage=best.stage,
-                    direction="backward" if best.direction == "backward" else "forward",
-                    op=best.op,
-                    node=best.node.name,
-                    source=best.source,
-                    reason=best.error.reason,
-                )
-            )
+            latent = best.error.latent(best.node, best.stage, best.direction)
+            report.suspected.append(msgspec.structs.replace(latent, op=best.op, source=best.source))
 
 
 def _is_one_cause(a: Finding, b: Finding) -> bool:

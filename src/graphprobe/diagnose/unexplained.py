@@ -17,13 +17,14 @@ import torch
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
 from graphprobe.diagnose.dynamo.python_culprit import functions_of
-from graphprobe.diagnose.evidence import RAISED
+from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.searches import relations
-from graphprobe.diagnose.whole import find_whole
+from graphprobe.diagnose.searches.whole import find_whole
+from graphprobe.diagnose.settle import held_against
 from graphprobe.findings import STAGES, Finding, Stage, told_more
 from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.judging import Difference, worst_of
@@ -50,8 +51,6 @@ ERROR_NAMES = "torch's error names stage and op; no smaller program was tried"
 
 PYTHON = (torch, torch.Tensor, torch.functional, torch.nn.functional)
 """What has functions in Python that call operations."""
-
-DEATHS = ("segfault", "hang")
 
 REPEATS = 3
 """Runs of the compiled program that tell how often it fails, where no piece of it does."""
@@ -90,7 +89,7 @@ def accuse(ladder: Ladder, explain: Explain | None = None) -> None:
 
 def _seen(ladder: Ladder, certain: Sequence[Difference]) -> RungEvidence:
     """What findings are held against, with what is called: by graphs, by the program's code, and by torch's for it."""
-    seen, reports = ladder.held_against(certain), [rung.report for rung in ladder.rungs.values() if rung.report]
+    seen, reports = held_against(ladder.rungs, certain), [rung.report for rung in ladder.rungs.values() if rung.report]
     called = {name for report in reports for name in report.called}
     modules = [part for module in ladder.program.modules() for part in module.modules()]
     functions: list[Any] = [*functions_of(ladder.program.fn), *(type(module).forward for module in modules)]
@@ -106,10 +105,10 @@ def _seen(ladder: Ladder, certain: Sequence[Difference]) -> RungEvidence:
 
 def _repeat(ladder: Ladder) -> None:
     """How often the program itself fails, where nothing else does; what never fails again is no fault."""
-    outcomes = [ladder.step(partial(steps.plain, ladder.program, ladder.compilation)) for _ in range(REPEATS)]
-    failed = [o for o in outcomes if o.died or (o.value and ladder.differences(msgspec.convert(o.value, RungReport)))]
+    again = partial(steps.plain, ladder.program, ladder.compilation)
+    failed = sum(not _is_right(ladder, again) for _ in range(REPEATS))
     for finding in ladder.result.findings:
-        finding.flaky_rate = (1 + len(failed)) / (1 + REPEATS)
+        finding.flaky_rate = (1 + failed) / (1 + REPEATS)
     if not failed:
         ladder.tell_latent(ladder.result.findings)
         ladder.result.verdict, ladder.result.findings = "undecided", []
@@ -148,7 +147,7 @@ def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[F
         return []
     ladder.compilation = inductor
     ladder.climb_rungs()
-    return to_blame(ladder.result.findings, ladder.held_against(differences))
+    return to_blame(ladder.result.findings, held_against(ladder.rungs, differences))
 
 
 def is_explained(rung: RungName, findings: Sequence[Finding]) -> bool:
@@ -176,10 +175,8 @@ def _without_bystanders(
 
 
 def _is_right(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
-    outcome = ladder.step(step)
-    if outcome.died or outcome.raised is not None:
-        return False
-    return not ladder.differences(msgspec.convert(outcome.value, RungReport))
+    report = ladder.answer(step, RungReport)
+    return report is not None and not ladder.differences(report)
 
 
 def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -> list[Finding]:
@@ -187,7 +184,8 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     known = Finding(kind=first.kind, reason=first.text, stage="unknown", worst=first.worst)
     with ladder.in_time(BLAME):
         ladder.runner.begin("culprit")
-        origin = _origin(ladder, rung)
+        # Frames tell nothing of a compiler whose parts are unknown: its errors pass through Dynamo's.
+        origin = ladder.seen(rung).origin if ladder.compilation.is_inductor else None
         evidence = _evidence(ladder, rung, origin, first)
         stage, why = stage_of(evidence)
         log.info("unexplained on %s: %s, since %s", rung, stage, why)
@@ -205,13 +203,9 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
     return [known]
 
 
-def _origin(ladder: Ladder, rung: RungName) -> Origin | None:
-    """Where the exception of a rung comes from; frames tell nothing of a compiler whose parts are unknown."""
-    return ladder.seen(rung).origin if ladder.compilation.is_inductor else None  # others' errors pass through Dynamo's
-
-
 def _evidence(ladder: Ladder, rung: RungName, origin: Origin | None, first: Difference) -> Evidence:
     below = ladder.states().get("kernels", "not_run") if rung == "plain" else "right"
+    doubtful = rung == "dynamo" and origin is not None and origin.stage == "decomposition"  # it may be caught
     return Evidence(
         first.kind,
         _graphs_wrong(ladder, rung),
@@ -219,7 +213,7 @@ def _evidence(ladder: Ladder, rung: RungName, origin: Origin | None, first: Diff
         cached=rung == "plain" and below == "right",
         graphs_run=below != "not_run",
         saved_check="modified by an inplace operation" in first.text,
-        caught=rung == "dynamo" and _is_caught(ladder, origin),
+        caught=bool(doubtful and ladder.answer(partial(steps.catches, ladder.program), bool)),
         inductor=ladder.compilation.is_inductor,
     )
 
@@ -256,11 +250,7 @@ def _searched(
     """What the searches find that look into one kind of failure each, the special ones first."""
     program, compilation, first = ladder.program, ladder.compilation, differences[0]
     crashed = first.kind in ("crash_compile", "crash_runtime", "segfault", "hang")
-    report = ladder.seen(rung).report
     found: list[Finding] = []
-    if crashed and rung == "kernels" and compilation.is_inductor and known.op is None:
-        broken = report.broken if report is not None else None
-        found = _ask(ladder, partial(steps.passes, program, compilation, seek=True, broken=broken))
     if stage == "decomposition" and not crashed:
         found = _laid_out_otherwise(ladder, rung, differences)
     point = evidence.graphs_wrong
@@ -312,32 +302,17 @@ def _last_run(ladder: Ladder, point: Graphs) -> Origin | None:
             return None
 
 
-def _is_caught(ladder: Ladder, origin: Origin | None) -> bool:
-    """Whether the program goes on where an operation raises uncompiled, too; asked only where it could be that."""
-    if origin is None or origin.stage != "decomposition":
-        return False
-    return bool(ladder.step(partial(steps.catches, ladder.program)).value)
-
-
 def _graphs_wrong(ladder: Ladder, rung: RungName) -> Graphs | None:
     """The first point of the pipeline whose graphs fail, as far as the rungs tell; of the passes each is tried."""
-    if rung in ("dynamo", "aot"):
-        return "dynamo" if rung == "dynamo" else "aot"
-    if ladder.compilation.is_aot_eager:
+    if rung == "dynamo":
+        return "dynamo"
+    if rung == "aot" or ladder.compilation.is_aot_eager:
         return "aot"
-    return _narrowed(ladder) if rung == "passes" else None
-
-
-def _narrowed(ladder: Ladder) -> Graphs:
-    """Which point of those below the pass rung fails first."""
+    if rung != "passes":
+        return None
     points: tuple[Graphs, ...] = ("decomposition", "partition", "pre_grad", "joint")
-    for point in points:
-        outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
-        if outcome.died or outcome.raised is not None:
-            return point
-        if ladder.differences(msgspec.convert(outcome.value, RungReport)):
-            return point
-    return "post_grad"
+    upto = partial(steps.upto, ladder.program, ladder.compilation)
+    return next((point for point in points if not _is_right(ladder, partial(upto, point))), "post_grad")
 
 
 def _ask(ladder: Ladder, step: Any) -> list[Finding]:

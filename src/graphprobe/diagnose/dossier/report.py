@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Mapping, Sequence
 
 from graphprobe.findings import Finding, Kind, Rung, expected_in_words, place_in_words, size_in_words
-from graphprobe.report.diagnosis import CRASHES, SENTENCES, as_sentence, details, reason_of
+from graphprobe.report.diagnosis import CRASHES, FAULTS_IN_WORDS, SENTENCES, as_sentence, details, reason_of
 
 TITLES = {
     "crash_compile": "compile error",
@@ -17,26 +17,6 @@ TITLES = {
 }
 """Kinds whose name is no title."""
 
-WRONG = {
-    "wrong_value": "gives wrong values: they are further from the uncompiled ones than rounding explains",
-    "wrong_dtype": "gives another dtype than uncompiled",
-    "wrong_shape": "gives another shape than uncompiled",
-    "wrong_stride": "gives other strides than uncompiled",
-    "lost_mutation": "does not change an input as it does uncompiled",
-    "aliasing": "shares memory between other tensors than uncompiled",
-    "nonfinite": "gives NaN or infinity in other places than uncompiled",
-    "wrong_gradient": "gives wrong gradients: they are further from the uncompiled ones than rounding explains",
-    "missing_exception": "raises nothing; uncompiled it raises an exception",
-    "extra_exception": "raises an exception; uncompiled it raises none",
-    "crash_compile": "cannot be compiled: the compiler raises an exception",
-    "crash_runtime": "compiles, and fails when it runs",
-    "segfault": "is killed by a signal",
-    "hang": "does not end",
-    "side_effect": "loses or changes a side effect",
-    "unsupported": "is refused by torch.compile",
-    "not_bitwise": "gives other last bits than uncompiled, no further off than rounding explains",
-    "wrong_registration": "does not do what the program has registered of it",
-}
 EXPECTED: dict[Kind, tuple[str, str]] = {
     "crash_compile": ("it compiles", "the compiler fails, see the error log"),
     "crash_runtime": ("it runs, as it does uncompiled", "it fails, see the error log"),
@@ -194,7 +174,8 @@ def _what(finding: Finding) -> str:
     """What happens, where, and in which part of the compiler."""
     place = f" (`{finding.line}`)" if finding.line else ""
     subject = f"`{finding.op}`{place}" if finding.op else f"the program{place}"
-    kind, backward = WRONG[finding.kind], finding.direction == "backward"
+    kind = FAULTS_IN_WORDS[finding.kind]
+    backward = finding.direction == "backward" and "backward" not in kind
     text = f"With `torch.compile`, {subject} {kind}{', in the backward' if backward else ''}."
     if finding.relation:
         text = f"With `torch.compile`, {finding.relation}{place}."
@@ -220,7 +201,7 @@ def _expected(finding: Finding) -> tuple[str, str, str]:
     got, known, expected = first.rstrip(".").rpartition(", uncompiled ")
     if known and ";" not in got:
         return expected, got, rest
-    want, have = EXPECTED.get(finding.kind, ("the same as uncompiled", WRONG[finding.kind]))
+    want, have = EXPECTED.get(finding.kind, ("the same as uncompiled", FAULTS_IN_WORDS[finding.kind]))
     return want, have, " ".join(filter(None, (first, rest)))
 
 

@@ -17,9 +17,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.analysis.breaks_edits import codes_in
-from graphprobe.diagnose.dynamo.accusation import Accused
 from graphprobe.diagnose.dynamo.frame_places import is_users, text_raised
 from graphprobe.diagnose.dynamo.rewriting import SourcePiece, alone, rewrite, run_piece
+from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing, isolated
@@ -45,7 +45,7 @@ OWN_FUNCTION = "autograd_function_apply"
 """How Dynamo calls a class derived from `torch.autograd.Function`."""
 
 
-def accused(program: Program, compilation: Compilation) -> Accused | None:
+def accused(program: Program, compilation: Compilation) -> Culprit | None:
     """The piece of the user's code that has to be left out for the compiled program to be right; None if none is."""
     with contextlib.suppress(Exception):  # imports, which each child would repeat
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
@@ -220,7 +220,7 @@ class _Experiment:
             pieces = half
         return [*pieces]
 
-    def accused(self, pieces: dict[int, SourcePiece]) -> Accused | None:
+    def accused(self, pieces: dict[int, SourcePiece]) -> Culprit | None:
         """The piece to blame, from the outermost calls inwards; of several that are enough the last, then the first."""
         level = [number for number, piece in pieces.items() if not piece.inside]
         path: list[int] = []
@@ -251,7 +251,7 @@ def _alike(reference: Reference, calls: Sequence[Any]) -> bool:
     return not compare(reference, calls)
 
 
-def _accused(pieces: Sequence[SourcePiece], sure: int, reason: str) -> Accused:
+def _accused(pieces: Sequence[SourcePiece], sure: int, reason: str) -> Culprit:
     """The first piece as the one to blame; those from `sure` on are in it."""
     named = pieces[:sure]
     owner = next((piece.owner for piece in pieces if piece.owner), "")
@@ -264,7 +264,7 @@ def _accused(pieces: Sequence[SourcePiece], sure: int, reason: str) -> Accused:
     op, *also = dict.fromkeys(name for name in names if name != "iter" or len(pieces) == 1)
     place = first.source
     outer = next((p.source for p in (*named, *pieces) if not is_library(p.source)), None)
-    return Accused(op, None, place, None, reason, also, outer if is_library(place) else None)
+    return Culprit(op=op, source=place, reason=reason, also=also, called_from=outer if is_library(place) else None)
 
 
 def _ops(piece: SourcePiece) -> list[str]:

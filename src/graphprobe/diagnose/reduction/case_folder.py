@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.writer import Shown, write_dossier
+from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.reduction.edits import Recipe
 from graphprobe.diagnose.settings import versions
 from graphprobe.engine.naming import module_of, op_of, source_of
@@ -200,17 +201,9 @@ def finding_of(case: Case, reason: str, *, rate: float = 1.0) -> Finding:
     """What there is to say of a reduced case, for its dossier."""
     calls = [n for n in case.graph.graph.nodes if n.op in CALLS and not is_item(n)]
     alone = calls[0] if len(calls) == 1 else None
-    return Finding(
-        kind=case.kind,  # type: ignore[arg-type]
-        stage="unknown",
-        op=op_of(alone) if alone is not None else None,
-        also=list(dict.fromkeys(op_of(n) for n in calls)) if alone is None and len(calls) <= 8 else [],
-        node=alone.name if alone is not None else None,
-        source=source_of(alone) if alone is not None else None,
-        module=module_of(alone) if alone is not None else None,
-        flaky_rate=rate,
-        reason=reason,
-    )
+    also = list(dict.fromkeys(op_of(n) for n in calls)) if alone is None and len(calls) <= 8 else []
+    found = Finding(kind=case.kind, stage="unknown", also=also, flaky_rate=rate, reason=reason)  # type: ignore[arg-type]
+    return found if alone is None else Culprit.at(alone).told_in(found)
 
 
 def _origins(graph: GraphModule) -> dict[str, Any]:

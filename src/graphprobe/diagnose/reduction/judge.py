@@ -59,7 +59,7 @@ def _judge(case: Case, question: Question, tell: Callable[[int], None], backend:
         return unresolved(f"uncompiled: {type(error).__name__}: {error}")
     broken = next((c.raised for c in eager if c.raised is not None), None)
     if broken is not None and question.wanted != "missing_exception" and question.wanted:
-        return unresolved(f"uncompiled it raises {broken.type}: {_line(broken.message)}")
+        return unresolved(f"uncompiled it raises {broken.short}")
     tell(COMPILED)
     got, raised = compiled_calls(case, backend)
     raised = raised or next((c.raised for c, e in zip(got, eager, strict=False) if c.raised and not e.raised), None)
@@ -106,10 +106,9 @@ def _compiled_via(case: Case, backend: Callable[[], Any] | None, via: str) -> tu
 
 def _of_exception(raised: Raised, question: Question) -> Answer:
     found = sign.of_exception(raised, compiling=raised.while_compiling)
-    text = f"{raised.type}: {_line(raised.message)}"
     if question.fail_regex is not None:
         found = _by_regex(question.fail_regex, found, f"{raised.type}: {raised.message}\n{raised.trace}")
-    return Answer(OracleVerdict.FAILS, found, text)
+    return Answer(OracleVerdict.FAILS, found, raised.short)
 
 
 def _of_differences(differences: Sequence[Difference], question: Question) -> Answer:
@@ -132,8 +131,3 @@ def _by_regex(pattern: str, found: str, text: str) -> str:
 def unresolved(reason: str) -> Answer:
     """The answer when nothing can be said."""
     return Answer(OracleVerdict.UNRESOLVED, "", reason)
-
-
-def _line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return " ".join(lines[:2])[:200]

@@ -24,7 +24,8 @@ from graphprobe.diagnose.settings import changed_settings, versions
 from graphprobe.engine.memory import free_memory
 from graphprobe.engine.replay import synthetic
 from graphprobe.engine.values import capture
-from graphprobe.internals import after_fork
+from graphprobe.internals.after_fork import can_fork as can_fork
+from graphprobe.internals.after_fork import preload
 from graphprobe.internals.dynamo.repro_hooks import GraphBackend, plain_graphs
 from graphprobe.internals.inductor import stages
 from graphprobe.internals.quiet import hint, is_fake, quiet
@@ -33,8 +34,6 @@ from graphprobe.reduce.outcome import Answer
 
 CRASH = "segfault"
 """Asked for this, a judge compares no values; exceptions and hangs fail all the same."""
-
-DEFAULT_TIMEOUT_S = TIMEOUT_S
 
 
 def copy_of(gm: GraphModule) -> GraphModule:
@@ -98,13 +97,8 @@ def undisturbed(case: Case) -> Iterator[None]:
         yield
 
 
-def can_fork() -> bool:
-    """Whether a child of this process can judge; else another process must."""
-    return after_fork.can_fork()
-
-
 def tried(
-    case: Case, backend: GraphBackend, *, values: bool, timeout_s: float, memory_bytes: int | None
+    case: Case, backend: GraphBackend, *, values: bool, timeout_s: float | None, memory_bytes: int | None
 ) -> tuple[Answer, Problem]:
     """Whether the case fails, found out in a child process; `values`: also when it only computes something else.
 
@@ -114,7 +108,8 @@ def tried(
         UsageError: it cannot be run uncompiled.
     """
     if backend.name == "inductor":
-        after_fork.preload()
+        preload()
+    timeout_s = timeout_s or TIMEOUT_S
     problem = Problem.of(case, timeout_s=timeout_s)
     whole = problem.whole()
     if whole is None:
@@ -143,7 +138,7 @@ def _named(compile: Any, name: str) -> Any:
     return call
 
 
-def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float, fail_regex: str | None) -> int:
+def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float | None, fail_regex: str | None) -> int:
     """Reduce a case in a process of its own, where none can be forked. Returns the exit code of `graphprobe reduce`.
 
     The case itself goes to `<folder>-case`.
@@ -151,5 +146,5 @@ def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float, fail_regex:
     dossier = folder.with_name(f"{folder.name}-case")
     write_dossier(dossier, case, finding_of(case, "the case before it was reduced"), versions=versions())
     command = [sys.executable, "-m", "graphprobe", "reduce", str(dossier), "-o", str(folder)]
-    command += ["--timeout", f"{timeout_s:g}", *(["--fail-regex", fail_regex] if fail_regex is not None else [])]
+    command += ["--timeout", f"{timeout_s or TIMEOUT_S:g}"] + (["--fail-regex", fail_regex] if fail_regex else [])
     return subprocess.run(command, capture_output=True, check=False).returncode

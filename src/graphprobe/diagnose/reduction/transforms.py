@@ -24,6 +24,9 @@ from graphprobe.engine.values import CapturedValues
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.tensors import has_levels
 
+BEFORE_ATEN = ("dynamo", "pre_grad")
+"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
+
 
 def without_transforms(graph: GraphModule, calls: Sequence[CapturedValues]) -> GraphModule:
     """The graph, or where it has transforms one of the ATen ops that the last of `calls` leads to.

@@ -258,11 +258,8 @@ class ScriptWatch:
 
         if case.unsaved:
             raise UsageError(f"CUDA is in use, so that another process must reduce it; {'; '.join(case.unsaved)}")
-        timeout_s = self._options.get("timeout_s", script_cases.DEFAULT_TIMEOUT_S)
-        code = script_cases.reduced_elsewhere(
-            case, folder, timeout_s=timeout_s, fail_regex=self._options.get("fail_regex")
-        )
-        return code == 1
+        how = {name: self._options.get(name) for name in ("timeout_s", "fail_regex")}
+        return script_cases.reduced_elsewhere(case, folder, **how) == 1
 
     def try_out(self, case: Case, backend: GraphBackend, *, values: bool) -> tuple[Answer, Problem] | None:
         """Judge a case in a child process, see `tried`; None where that cannot be done."""
@@ -271,10 +268,9 @@ class ScriptWatch:
         if not script_cases.can_fork():
             self.note("CUDA is in use: graphs are not tried in a child process first")
             return None
-        timeout_s = self._options.get("timeout_s", script_cases.DEFAULT_TIMEOUT_S)
-        memory_bytes = self._options.get("memory_bytes")
+        how = {name: self._options.get(name) for name in ("timeout_s", "memory_bytes")}
         with self.alone(case):
-            return script_cases.tried(case, backend, values=values, timeout_s=timeout_s, memory_bytes=memory_bytes)
+            return script_cases.tried(case, backend, values=values, **how)
 
     def _folder(self) -> Path:
         if self.out is None:

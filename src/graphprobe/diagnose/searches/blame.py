@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
+from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.local import LocalError, Suspect, comparable
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
@@ -30,7 +31,7 @@ from graphprobe.internals.tensors import tree_map
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
 
-CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "extra_exception")
+CRASHES = (*RAISED, *DEATHS)
 
 MOST_CALLS = 8
 """Calls of one function that are tried by themselves."""
@@ -58,16 +59,16 @@ def isolated_suspects(
         nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor) and not is_item(n)]
         words = set(re.findall(r"\w+", wanted.text)) if wanted is not None and wanted.kind in CRASHES else set()
         named = [node for node in nodes if op_of(node).rpartition(".")[2] in words]  # by torch's error
-        found_in = partial(_search, graph, values=run.values, stage=stage, compilation=compilation, grad=grad)
+        wrong = _NodeSearch(graph, run.values, stage, compilation, grad).wrong
         seen: set[Node] = set()
-        for node, difference in _like(wanted, found_in(named)) or _like(wanted, found_in(nodes)):
+        for node, difference in _like(wanted, wrong(named)) or _like(wanted, wrong(nodes)):
             if node in seen:
                 continue  # its gradient is wrong because it is
             seen.add(node)
             error = LocalError("worse", difference.kind, difference.z, math.inf, difference.text)
             direction = "backward" if difference.kind == "wrong_gradient" else "forward"
             known: Any = "codegen" if stage == "kernels" else stage
-            suspect = Suspect(difference.kind, known, direction, graph.graph, node, run.values, error, [])
+            suspect = Suspect(known, direction, graph.graph, node, run.values, error)
             if stage not in ("dynamo", "pre_grad") and compilation.is_inductor:
                 first, *others = [*aten_ops(graph.graph, node, run.values), suspect.op]
                 suspect = replace(suspect, named=first, also=others)
@@ -86,44 +87,44 @@ def _error(difference: Difference) -> tuple[str, str]:
     return difference.kind, name if " " not in name else ""
 
 
-def _search(
-    graph: DynamoGraph, nodes: list[Node], values: dict[str, Any], stage: str, compilation: Compilation, grad: bool
-) -> list[tuple[Node, Difference]]:
-    if not nodes:
-        return []
-    made, inputs, owners = isolated_calls(graph.graph, nodes, values)
-    if grad:
-        inputs = [v.requires_grad_() if v.is_floating_point() else v for v in inputs]
-    case = Case(made, [capture(inputs)], "wrong_value", grad=grad, dynamic=compilation.dynamic)
-    try:
-        reference = reference_of(case)
-    except Exception:  # a node that cannot run by itself
-        return _halves(graph, nodes, values, stage, compilation, grad)
-    doing(f"{len(nodes)} ops, each by itself, from {op_of(nodes[0])} on")
-    outcome = isolated(lambda: _run(case, stage, compilation), timeout_s=compilation.timeout_s)
-    if outcome.died or outcome.raised is not None:
-        if len(nodes) > 1:
-            return _halves(graph, nodes, values, stage, compilation, grad)
-        kind: Any = kind_of_death(outcome.signal) if outcome.died else "crash_compile"
-        text = outcome.end if outcome.died else outcome.raised.short if outcome.raised is not None else ""
-        return [(nodes[0], Difference(kind, 0, "", text))]
-    calls = [read(record) for record in msgspec.convert(outcome.value, list[ObservationRecord])]
-    differences = [d for d in compare(reference, calls) if d.certain]
-    if any(d.where == "" for d in differences) and len(nodes) > 1:
-        return _halves(graph, nodes, values, stage, compilation, grad)
-    return [(_owner(d, nodes, owners), d) for d in differences]
+@dataclass(frozen=True)
+class _NodeSearch:
+    """Compiles nodes of a graph on the rung of a stage, each by itself."""
 
+    graph: DynamoGraph
+    values: dict[str, Any]
+    stage: str
+    compilation: Compilation
+    grad: bool
 
-def _halves(
-    graph: DynamoGraph, nodes: list[Node], values: dict[str, Any], stage: str, compilation: Compilation, grad: bool
-) -> list[tuple[Node, Difference]]:
-    if len(nodes) == 1:
-        return []
-    middle = len(nodes) // 2
-    return [
-        *_search(graph, nodes[:middle], values, stage, compilation, grad),
-        *_search(graph, nodes[middle:], values, stage, compilation, grad),
-    ]
+    def wrong(self, nodes: list[Node]) -> list[tuple[Node, Difference]]:
+        """The nodes that the rung gets wrong, and how."""
+        if not nodes:
+            return []
+        made, inputs, owners = isolated_calls(self.graph.graph, nodes, self.values)
+        if self.grad:
+            inputs = [v.requires_grad_() if v.is_floating_point() else v for v in inputs]
+        case = Case(made, [capture(inputs)], "wrong_value", grad=self.grad, dynamic=self.compilation.dynamic)
+        try:
+            reference = reference_of(case)
+        except Exception:  # a node that cannot run by itself
+            return self._halves(nodes)
+        doing(f"{len(nodes)} ops, each by itself, from {op_of(nodes[0])} on")
+        outcome = isolated(partial(_run, case, self.stage, self.compilation), timeout_s=self.compilation.timeout_s)
+        if outcome.died or outcome.raised is not None:
+            if len(nodes) > 1:
+                return self._halves(nodes)
+            kind: Any = kind_of_death(outcome.signal) if outcome.died else "crash_compile"
+            return [(nodes[0], Difference(kind, 0, "", outcome.raised.short if outcome.raised else outcome.end))]
+        calls = [read(record) for record in msgspec.convert(outcome.value, list[ObservationRecord])]
+        differences = [d for d in compare(reference, calls) if d.certain]
+        if any(d.where == "" for d in differences) and len(nodes) > 1:
+            return self._halves(nodes)
+        return [(_owner(d, nodes, owners), d) for d in differences]
+
+    def _halves(self, nodes: list[Node]) -> list[tuple[Node, Difference]]:
+        middle = len(nodes) // 2
+        return [*self.wrong(nodes[:middle]), *self.wrong(nodes[middle:])] if middle else []
 
 
 def _run(case: Case, stage: str, compilation: Compilation) -> list[ObservationRecord]:

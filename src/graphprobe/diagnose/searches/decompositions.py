@@ -9,33 +9,26 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
+from graphprobe.diagnose.local import Checked, LocalError, Suspect, certainly_wrong, comparable, local_error
 from graphprobe.diagnose.rungs import StageGraph
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import copied, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of
-from graphprobe.findings import Latent
 from graphprobe.internals.aot_backends import inductor_decompositions
 from graphprobe.judge.judging import strides as strides_of
 
 
-def check_decompositions(
-    graph: StageGraph, inputs: Sequence[Any], *, strides: bool = False
-) -> tuple[list[Suspect], int, tuple[str | None, float], list[Latent]]:
-    """Suspects, how many ops were checked, the largest local error within the noise with its node, and where the
-    decomposition is right, and not to the last bit as the op.
+def check_decompositions(graph: StageGraph, inputs: Sequence[Any], *, strides: bool = False) -> Checked:
+    """Hold each op of a graph against its decomposition.
 
     With `strides` a result that is laid out otherwise than the op's makes a suspect as well: most programs do not mind.
     """
     table = inductor_decompositions()
+    report = Checked()
     found: list[tuple[Node, LocalError]] = []
-    checked = 0
-    largest: tuple[str | None, float] = (None, 0.0)
-    rounded: list[Latent] = []
     numbers = {node: number for number, node in enumerate(graph.graph.graph.nodes, 1)}
 
     def watch(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal checked, largest
         doing(f"{graph.direction}, op {numbers[node]} of {len(numbers)}")
         decomposition = table.get(node.target)
         if decomposition is None or not comparable(op_of(node)):
@@ -45,20 +38,16 @@ def check_decompositions(
         except Exception as error:
             # What the op itself does is seen when it runs.
             text = f"{type(error).__name__}: {error}"
-            found.append((node, LocalError("worse", "extra_exception", math.inf, math.inf, text)))
+            found.append((node, certainly_wrong("extra_exception", text)))
             return
         if got is NotImplemented:
             return
         error_of = local_error(op_of(node), node.target, args, kwargs, got)  # type: ignore[arg-type]
-        checked += error_of.answer in ("ok", "worse", "better")
         if strides and error_of.answer in ("ok", "better", "unsure"):
             error_of = _layout(node.target, args, kwargs, got) or error_of
-        if error_of.other_bits:
-            rounded.append(error_of.latent(node, "decomposition", graph.direction, "not_bitwise"))
+        report.note(error_of, node, "decomposition", graph.direction)
         if error_of.answer == "worse":
             found.append((node, error_of))
-        elif error_of.answer == "ok" and error_of.z > largest[1]:
-            largest = (f"{graph.direction}:{node.name}", error_of.z)
         passed.add(node.name)
 
     passed: set[str] = set()
@@ -66,14 +55,13 @@ def check_decompositions(
     failed = run.failed[0] if run.failed is not None else None
     if run.failed is not None and failed is not None and failed.name in passed:
         text = f"uncompiled it raises {type(run.failed[1]).__name__}; its decomposition does not"
-        found.append((failed, LocalError("worse", "missing_exception", math.inf, math.inf, text)))
-    given, where = list(inputs), graph.direction
-    suspects = [
-        Suspect(error.kind, "decomposition", where, graph.graph, node, run.values, error, given)
+        found.append((failed, certainly_wrong("missing_exception", text)))
+    report.suspects = [
+        Suspect("decomposition", graph.direction, graph.graph, node, run.values, error)
         for node, error in found
         if error.kind != "extra_exception" or failed is not node
     ]
-    return suspects, checked, largest, rounded
+    return report
 
 
 def _layout(target: Any, args: Any, kwargs: Any, got: Any) -> LocalError | None:

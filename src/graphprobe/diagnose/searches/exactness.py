@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier.whole_proof import prove_by_program
+from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.findings import BitDifference, Finding, Latent, bits_in_words
@@ -71,19 +70,17 @@ def _located(ladder: Ladder, differences: Sequence[BitDifference]) -> Finding:
     rung: RungName | None = "aot" if point == "decomposition" else "kernels" if point is None else None
     if rung is not None and inductor:
         ladder.runner.begin(rung)
-        outcome = ladder.step(ladder.looking(rung))
-        if outcome.value is not None:
-            rounded = msgspec.convert(outcome.value, RungReport).rounded
-            first = next(iter(rounded), None)
-            also = list(dict.fromkeys(one.op for one in rounded if one.op and first and one.op != first.op))
+        report = ladder.answer(ladder.looking(rung), RungReport) or RungReport()
+        first = next(iter(report.rounded), None)
+        also = list(dict.fromkeys(one.op for one in report.rounded if one.op and first and one.op != first.op))
     where = notes.where_bits_begin(point, first.op if first else None, all_run=all_run, inductor=inductor)
     texts = [bits_in_words(differences), where]
     texts += _switched(ladder) if point is None and inductor else []
     found = Finding(kind="not_bitwise", stage=stage, reason=" ".join(texts), worst=differences[0].worst, also=also)
     if first is None:
         return found
-    place = {"direction": first.direction, "op": first.op, "node": first.node, "source": first.source}
-    return msgspec.structs.replace(found, **place)
+    found.direction = first.direction
+    return Culprit(op=first.op, node=first.node, source=first.source).told_in(found)
 
 
 def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
@@ -91,8 +88,8 @@ def _first_point(ladder: Ladder) -> tuple[Graphs | None, bool]:
     all_run = True
     for point in GRAPHS if ladder.compilation.is_inductor else GRAPHS[:1]:
         ladder.runner.begin("bits")
-        outcome = ladder.step(partial(steps.upto, ladder.program, ladder.compilation, point))
-        found = _bits(ladder, msgspec.convert(outcome.value, RungReport)) if outcome.value is not None else None
+        report = ladder.answer(partial(steps.upto, ladder.program, ladder.compilation, point), RungReport)
+        found = None if report is None else _bits(ladder, report)
         if found:
             return point, all_run
         all_run = all_run and found is not None
@@ -103,7 +100,8 @@ def _switched(ladder: Ladder) -> list[str]:
     """The first setting of `SWITCHES` with which the bits are the uncompiled program's, as a sentence."""
     for name, value in SWITCHES:
         ladder.runner.begin("bits")
-        outcome = ladder.step(partial(steps.plain, ladder.program, ladder.compilation.with_setting(name, value)))
-        if outcome.value is not None and _bits(ladder, msgspec.convert(outcome.value, RungReport)) == []:
+        switched = partial(steps.plain, ladder.program, ladder.compilation.with_setting(name, value))
+        report = ladder.answer(switched, RungReport)
+        if report is not None and _bits(ladder, report) == []:
             return [f"With torch._inductor.config.{name} = {value!r} the bits are the same."]
     return []

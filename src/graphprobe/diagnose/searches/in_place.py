@@ -103,10 +103,8 @@ def judged_in_place(ladder: Ladder, compiled: Callable[..., Any]) -> list[Differ
     if ladder.reference is None:
         return []
     ladder.runner.begin("as the script calls it")
-    outcome = ladder.step(partial(_report, ladder.program, compiled))
-    if outcome.value is None:
-        return []
-    return [d for d in ladder.compared(msgspec.convert(outcome.value, RungReport)) if d.certain]
+    report = ladder.answer(partial(_report, ladder.program, compiled), RungReport)
+    return [] if report is None else ladder.differences(report)
 
 
 def _report(program: Program, compiled: Callable[..., Any]) -> RungReport:

@@ -1,4 +1,4 @@
-"""Names the kernel of each suspect: runs the compiled graph with ever other launches replaced.
+"""Which ops of a compiled graph are wrong by themselves, and in which kernel: found by replacing its launches.
 
 A launch is guilty when the outputs are right with it replaced and wrong with every launch replaced but it. As what is
 found stays replaced, the search goes on past the first fault. No graph is compiled for any of this.
@@ -10,24 +10,27 @@ import logging
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
+from graphprobe.diagnose.check_case import run_compiled
 from graphprobe.diagnose.kernel_check import CompiledGraph, WholeGraph
-from graphprobe.diagnose.local import LocalError, Suspect
+from graphprobe.diagnose.local import LocalError, Suspect, comparable, local_error
 from graphprobe.diagnose.prove import Prover
-from graphprobe.diagnose.searches.alone import alone
 from graphprobe.engine.forked_child import doing
-from graphprobe.engine.interpret import GraphRun, run_graph
+from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.replaced_launches import MixedGraph, MixedLaunch, MixedRun
-from graphprobe.internals.inductor.lowered_graph import watched_lowering
+from graphprobe.engine.subgraph import ancestors, is_item, isolated_calls
+from graphprobe.engine.values import capture
 from graphprobe.internals.launch_io import kernel_source
+from graphprobe.judge.observation import ObservationRecord, read
 
 Judge = Callable[[MixedRun], LocalError]
 """Says of a run whether what left the graph is right."""
@@ -45,6 +48,9 @@ MORE = "the outputs are wrong with these replaced, too; there are more, or they 
 SHOWN = 3
 """Launches that could not be replaced and are named in a note."""
 
+REACH = 6
+"""How many steps back from a suspect its ancestors are tried."""
+
 
 class FaultyLaunch(msgspec.Struct, frozen=True):
     """A launch whose replacement makes the outputs right.
@@ -55,7 +61,6 @@ class FaultyLaunch(msgspec.Struct, frozen=True):
         line: in the generated module.
         how: what it was replaced by: `graph` or `ir`.
         nodes: FX nodes it stems from.
-        sources: lines of the user's program behind these.
         runs: of the graph until it was found.
         confirmed: the outputs are wrong with every launch replaced but it.
         z: largest error of the outputs then, in units of noise.
@@ -66,7 +71,6 @@ class FaultyLaunch(msgspec.Struct, frozen=True):
     line: int
     how: str
     nodes: tuple[str, ...]
-    sources: tuple[str, ...]
     runs: int
     confirmed: bool
     z: float
@@ -78,7 +82,6 @@ class MixingReport(msgspec.Struct):
     Attributes:
         launches: of the graph.
         runs: of the graph, all of them.
-        compilations: graphs compiled meanwhile.
         found: faulty launches, in the order in which they were found.
         kept: launches that could not be replaced, with the reason.
         problem: why there is no answer, or not the whole of it; empty otherwise.
@@ -86,7 +89,6 @@ class MixingReport(msgspec.Struct):
 
     launches: int = 0
     runs: int = 0
-    compilations: int = 0
     found: list[FaultyLaunch] = []
     kept: list[str] = []
     problem: str = ""
@@ -103,20 +105,14 @@ def faulty_launches(mixed: MixedGraph, inputs: Sequence[Any], judge: Judge) -> M
     report = MixingReport(launches=len(mixed.launches))
     search = _KernelSearch(mixed, inputs, judge)
     before = mixed.runs
-    with watched_lowering() as compiled:
-        report.problem = search.find()
-        for at, runs in search.found:
-            launch, error = mixed.launches[at], search.all_but(at)
-            report.found.append(_faulty(at, launch, runs, error))
-    report.runs, report.compilations = mixed.runs - before, len(compiled)
+    report.problem = search.find()
+    for at, runs in search.found:
+        launch, error = mixed.launches[at], search.all_but(at)
+        io, wrong = launch.io, error.answer == "worse"
+        report.found.append(FaultyLaunch(at, io.name, io.line, launch.how, launch.sources, runs, wrong, error.z))
+    report.runs = mixed.runs - before
     report.kept = [f"{x.io.name} (line {x.io.line}): {x.reason}" for x in mixed.launches if x.how == "no"]
     return report
-
-
-def _faulty(at: int, launch: MixedLaunch, runs: int, error: LocalError) -> FaultyLaunch:
-    wrong = error.answer == "worse"
-    io = launch.io
-    return FaultyLaunch(at, io.name, io.line, launch.how, launch.sources, launch.lines, runs, wrong, error.z)
 
 
 class _KernelSearch:
@@ -315,18 +311,71 @@ def _suspects(compiled: CompiledGraph, launch: FaultyLaunch, run: GraphRun) -> l
     nodes: list[Node] = [n for n in compiled.final.graph.nodes if n.name in launch.nodes and n.op == "call_function"]
     if not nodes or run.failed is not None:
         return []
-    z: Any = launch.z or math.inf
-    made = Suspect(
-        "wrong_value",
-        "codegen",
-        compiled.direction,
-        compiled.final,
-        nodes[-1],
-        run.values,
-        LocalError("worse", "wrong_value", z, math.inf, _confirmation(launch)),
-        list(run.inputs),
-        also=list(dict.fromkeys(op_of(n) for n in reversed(nodes[:-1]))),
-        others=nodes[:-1],
-        whole=True,
+    error = LocalError("worse", "wrong_value", launch.z or math.inf, math.inf, _confirmation(launch))
+    made = Suspect("codegen", compiled.direction, compiled.final, nodes[-1], run.values, error, whole=True)
+    also = list(dict.fromkeys(op_of(n) for n in reversed(nodes[:-1])))
+    return [_with_kernel(replace(made, also=also, others=nodes[:-1]), compiled, launch.kernel)]
+
+
+def alone(suspects: Sequence[Suspect], prover: Prover) -> list[Suspect]:
+    """The suspects, and those of their ancestors, that are wrong by themselves; then the suspects they do not explain.
+
+    Inductor computes an op again in every kernel that needs it. A wrong op therefore shows in values that others make
+    of it, even where its own value, as it was shown, is right. Suspects of one graph are tried together, in one
+    compilation.
+    """
+    graphs: dict[int, list[Suspect]] = {}
+    for suspect in suspects:
+        graphs.setdefault(id(suspect.values), []).append(suspect)
+    found: list[Suspect] = []
+    for group in graphs.values():
+        guilty = _wrong_alone(group, prover)
+        found += guilty
+        explained = _descendants([s.node for s in guilty])
+        found += [s for s in group if s.node not in explained]
+    return found
+
+
+def _wrong_alone(group: Sequence[Suspect], prover: Prover) -> list[Suspect]:
+    first = group[0]
+    reach = ancestors([s.node for s in group], REACH)
+    nodes = [n for n in first.graph.graph.nodes if n in reach and n.op == "call_function" and _can_run(n, first.values)]
+    if not nodes:
+        return []
+    graph, inputs, owners = isolated_calls(first.graph, nodes, first.values)
+    prover.compiles += 1
+    outcome = run_compiled(
+        prover.case(graph, [capture(inputs)], "wrong_value"), prover.compilation.timeout_s, repeats=1
     )
-    return [_with_kernel(made, compiled, launch.kernel)]
+    if outcome.value is None:
+        return []
+    result = read(msgspec.convert(outcome.value, list[list[ObservationRecord]])[0][0])
+    if result.raised is not None:
+        return []
+    found: list[Suspect] = []
+    position = 0
+    for node, _ in owners:
+        width = len(flat_outputs(first.values[node.name]))
+        got = result.outputs[position : position + width]
+        position += width
+        args, kwargs = (map_arg(part, lambda n: first.values[n.name]) for part in (node.args, node.kwargs))
+        error = local_error(op_of(node), node.target, list(args), dict(kwargs), got, rounded=())  # type: ignore[arg-type]
+        if error.answer == "worse":
+            found.append(Suspect("codegen", first.direction, first.graph, node, first.values, error, wrong_alone=True))
+    return found
+
+
+def _can_run(node: Node, values: Mapping[str, Any]) -> bool:
+    known = all(n.op == "get_attr" or n.name in values for n in node.all_input_nodes)
+    return known and node.name in values and not is_item(node) and comparable(op_of(node))
+
+
+def _descendants(nodes: Sequence[Node]) -> set[Node]:
+    found = set(nodes)
+    waiting = list(nodes)
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found:
+                found.add(user)
+                waiting.append(user)
+    return found

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from graphprobe.diagnose import notes
@@ -19,6 +18,7 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.rungs import RungReport, run_program
 from graphprobe.diagnose.settings import Compilation, line_of_caller
+from graphprobe.engine.values import equal_bits
 from graphprobe.findings import Finding, in_words, told_more
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.operators.eager_ops import in_backward
@@ -151,7 +151,7 @@ class OperatorCall:
         """The argument that was changed although its schema does not say so."""
         writes = {a.name for a in self.op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         for (name, tensor), before in zip(self.given, self.before, strict=True):
-            if name not in writes and not _same_bytes(tensor.detach(), before):
+            if name not in writes and not (tensor.is_quantized or equal_bits(tensor.detach(), before)):
                 return str(name)
         return None
 
@@ -208,13 +208,6 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.is_quantized:
-        return a.shape == b.shape
-    x, y = (t.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(x, y)
-
-
 def registered_wrongly(ladder: Ladder) -> tuple[list[Finding], bool]:
     """The findings for operators of the program that are registered wrongly, and whether they explain the fault."""
     findings: list[Finding] = []
@@ -229,10 +222,8 @@ def registered_wrongly(ladder: Ladder) -> tuple[list[Finding], bool]:
 
 def _held(ladder: Ladder) -> list[Finding]:
     first = ladder.seen(ladder.top).certain[0]
-    outcome = ladder.step(partial(held_against, ladder.program, ladder.compilation, first), least_s=PROGRAM_S)
-    if not outcome.value:
-        return []
-    findings = msgspec.convert(outcome.value, list[Finding])
+    held = partial(held_against, ladder.program, ladder.compilation, first)
+    findings = ladder.answer(held, list[Finding], least_s=PROGRAM_S) or []
     ladder.runner.tell(*notes.proven(findings))
     return findings
 
@@ -240,10 +231,8 @@ def _held(ladder: Ladder) -> list[Finding]:
 def _explains(ladder: Ladder, findings: Sequence[Finding]) -> bool:
     """Whether the program is right once these operators are left uncompiled, as far as they can be."""
     names = [str(f.op).replace(".", "::", 1).removesuffix(".default") for f in findings]
-    outcome = ladder.step(partial(left_uncompiled, ladder.program, ladder.compilation, names))
-    if outcome.value is None:
-        return True
-    wrong = ladder.differences(msgspec.convert(outcome.value, RungReport))
+    report = ladder.answer(partial(left_uncompiled, ladder.program, ladder.compilation, names), RungReport)
+    wrong = [] if report is None else ladder.differences(report)
     return all("crash" in d.kind or d.kind == "extra_exception" for d in wrong)
 
 

@@ -101,14 +101,10 @@ def together(edit: Callable[[tuple[T, ...]], EditBase], found: Sequence[T]) -> I
 def copied_graph(gm: GraphModule) -> GraphModule:
     """A graph module of its own, with copies of the graphs that operators take; tensors and modules are shared."""
     made = GraphModule(gm, copy.deepcopy(gm.graph))
-    done: set[str] = set()
     for node in made.graph.nodes:
         node.meta = {key: node.meta[key] for key in KEPT_META if key in node.meta}
-        if node.op == "get_attr" and node.target not in done:
-            done.add(str(node.target))
-            value = attribute(made, node.target)
-            if isinstance(value, GraphModule):
-                set_attribute(made, str(node.target), copied_graph(value))
+    for target, body in _read(made, GraphModule).items():
+        set_attribute(made, target, copied_graph(body))
     return made
 
 
@@ -185,21 +181,15 @@ def set_attribute(gm: GraphModule, target: str, value: Any) -> None:
 
 def tensor_attributes(gm: GraphModule) -> dict[str, torch.Tensor]:
     """Parameters, buffers and constants that the graph itself reads, by target, in the order of their first use."""
-    found = {}
-    for node in gm.graph.nodes:
-        if node.op == "get_attr":
-            value = attribute(gm, node.target)
-            if isinstance(value, torch.Tensor):
-                found[str(node.target)] = value
-    return found
+    return _read(gm, torch.Tensor)
 
 
 def bodies(gm: GraphModule) -> list[GraphModule]:
     """The graphs that operators of this graph take, by first use."""
-    found: dict[str, GraphModule] = {}
-    for node in gm.graph.nodes:
-        if node.op == "get_attr" and str(node.target) not in found:
-            value = attribute(gm, node.target)
-            if isinstance(value, GraphModule):
-                found[str(node.target)] = value
-    return list(found.values())
+    return list(_read(gm, GraphModule).values())
+
+
+def _read(gm: GraphModule, kind: type[T]) -> dict[str, T]:
+    """The attributes of a kind that the graph itself reads, by target."""
+    found = {str(n.target): attribute(gm, n.target) for n in gm.graph.nodes if n.op == "get_attr"}
+    return {target: value for target, value in found.items() if isinstance(value, kind)}

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphprobe.engine.subgraph import CALLS, attribute, output_node
-from graphprobe.internals.operators.operators import operator_of
+from graphprobe.internals.aot_backends import is_higher_order
 
 HEAD = 4096
 """So many elements are looked at first: most tensors are seen not to be simple by them."""
@@ -73,7 +73,7 @@ def size_of(graph: GraphModule, inputs: Sequence[Any]) -> Size:
     nodes = list(all_calls(graph))
     constants = [value for node in nodes for _, value in literals(node)]
     return Size(
-        graphs=sum(is_higher_order(node) for node in nodes),
+        graphs=sum(is_higher_order(node.target) for node in nodes),
         calls=len(nodes),
         attributes=len(attributes),
         outputs=len(outputs_of(graph)),
@@ -111,12 +111,6 @@ def all_calls(graph: GraphModule) -> Iterator[Node]:
             value = attribute(graph, node.target)
             if isinstance(value, GraphModule):
                 yield from all_calls(value)
-
-
-def is_higher_order(node: Node) -> bool:
-    """Whether the node calls an operator that takes graphs."""
-    found = operator_of(node.target)
-    return found is not None and found.namespace == "higher_order"
 
 
 def sharing(inputs: Sequence[Any]) -> dict[int, int]:

@@ -21,9 +21,10 @@ from graphprobe.diagnose.reduction.edits.base import (
     runnable,
     set_attribute,
 )
-from graphprobe.diagnose.reduction.edits.measure import calls, is_higher_order, outputs_of
+from graphprobe.diagnose.reduction.edits.measure import calls, outputs_of
 from graphprobe.engine.interpret import run_graph
 from graphprobe.engine.subgraph import attribute, output_node
+from graphprobe.internals.aot_backends import is_higher_order
 from graphprobe.internals.operators.operators import operator_of, writes_to
 
 
@@ -107,7 +108,7 @@ class InlineBranch(EditBase, frozen=True):
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
         call = next((n for n in calls(graph) if n.name == self.node), None)
-        if call is None or not is_higher_order(call):
+        if call is None or not is_higher_order(call.target):
             raise NotApplicable(f"{self}: there is no such call")
         taken = _bodies(graph, call)
         if self.branch >= len(taken):
@@ -209,7 +210,7 @@ def _hand_over(graph: Graph, call: Node, values: Sequence[Any]) -> None:
 
 
 def _branches(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    found = [node for node in calls(graph) if is_higher_order(node)]
+    found = [node for node in calls(graph) if is_higher_order(node.target)]
     values = run_graph(runnable(graph), inputs).values if found else {}
     for node in found:
         count = len(_bodies(graph, node))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +13,19 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult
 from graphprobe.diagnose.culprit import LARGEST, named
-from graphprobe.diagnose.dynamo.accusation import Accused, accuse
 from graphprobe.diagnose.dynamo.experiment import accused
+from graphprobe.diagnose.dynamo.frame_places import users_source
 from graphprobe.diagnose.evidence import evidence_of
-from graphprobe.diagnose.exceptions import Culprit
+from graphprobe.diagnose.exceptions import Culprit, numpy_name
 from graphprobe.diagnose.passes import different
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import SMALL, Prover, shown_by
-from graphprobe.diagnose.reduction.transforms import without_transforms
+from graphprobe.diagnose.reduction.transforms import BEFORE_ATEN, without_transforms
 from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, dynamo_rung, run_program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import flat_outputs, run_graph
-from graphprobe.engine.naming import VIEWS_AND_SUCH, aten_ops, module_of, op_of, source_of
+from graphprobe.engine.naming import VIEWS_AND_SUCH, aten_ops, op_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.engine.values import CapturedValues
 from graphprobe.findings import STAGES, Finding, Stage
@@ -36,14 +36,11 @@ from graphprobe.judge.judging import worst_of
 from graphprobe.judge.observation import ObservationRecord, read
 from graphprobe.judge.stage_table import stage_of
 
-BEFORE_ATEN = ("dynamo", "pre_grad")
-"""Stages that work on Dynamo's own graph, whose transforms are not traced through."""
-
 STATE = ("_buffers_", "_parameters_")
 """What Dynamo calls the placeholders that are a module's buffers and parameters."""
 
 
-def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Accused | None:
+def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Culprit | None:
     """The op that explains what was observed: with a number from an earlier graph's run, the graph gives just that.
 
     Args:
@@ -64,7 +61,7 @@ def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]
     return next(iter([*of_tensors, *(one for _, _, one in found)]), None)
 
 
-def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> Iterator[tuple[_Run, Node, Accused]]:
+def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> Iterator[tuple[_Run, Node, Culprit]]:
     for later, run in enumerate(runs):
         right = run.outputs
         for earlier in reversed(runs[:later]):
@@ -74,7 +71,8 @@ def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> It
                     continue
                 if any(_explains(given, leaves) for leaves in observed):
                     text = f"it was given {old:g}, the number of an earlier call, in place of {new:g}"
-                    yield run, node, accuse(node, text)
+                    name = numpy_name(node) or op_of(node)
+                    yield run, node, Culprit.at(node, op=name, source=users_source(node), reason=text)
 
 
 class _Run:
@@ -83,25 +81,11 @@ class _Run:
     def __init__(self, graph: GraphModule, inputs: CapturedValues) -> None:
         self.graph, self.inputs = graph, inputs
         self.given: dict[str, list[Any]] = {}
-        self.results: dict[str, Any] = {}
-        interpreter = _Watched(self.graph, self.given, self.results)
-        self.outputs = _run(interpreter, self.inputs.restore())
+        run = run_graph(graph, inputs.restore(), watch=self._watch)
+        self.results, self.outputs = run.values, flat_outputs(run.outputs)
 
-
-class _Watched(Interpreter):
-    """Keeps the arguments and results of every call."""
-
-    def __init__(self, gm: GraphModule, given: dict[str, list[Any]], results: dict[str, Any]) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False
-        self.given, self.results = given, results
-
-    def run_node(self, n: Node) -> Any:
-        if n.op in CALLS:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            self.given[n.name] = flat_outputs([*args, *kwargs.values()])
-        result = self.results[n.name] = super().run_node(n)
-        return result
+    def _watch(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.given[node.name] = flat_outputs([*args, *kwargs.values()])
 
 
 class _Replacing(Interpreter):
@@ -123,14 +107,10 @@ class _Replacing(Interpreter):
         return getattr(self, n.op)(n.target, args, kwargs)
 
 
-def _run(interpreter: Interpreter, inputs: list[Any]) -> list[Any]:
-    with torch.no_grad():
-        return flat_outputs(interpreter.run(*inputs))
-
-
 def _outputs(run: _Run, node: Node, old: float, new: float) -> list[Any] | None:
     try:
-        given = _run(_Replacing(run.graph, node, old, new), run.inputs.restore())
+        with torch.no_grad():
+            given = flat_outputs(_Replacing(run.graph, node, old, new).run(*run.inputs.restore()))
     except Exception:  # a number that the op does not take with these inputs
         return None
     return given if len(given) == len(run.outputs) else None
@@ -192,8 +172,7 @@ def find_whole(
         suspect = stale_number(watch.dynamo, [[*call.outputs, *call.inputs] for call in map(read, observed)])
     if suspect is not None:
         reason = f"{known.reason}; {suspect.op}: {suspect.reason}"
-        told = {name: value for name, value in msgspec.structs.asdict(suspect).items() if value}
-        known = msgspec.structs.replace(known, **told | {"reason": reason})
+        known = msgspec.structs.replace(suspect, reason=reason).told_in(known)
     with compilation.configured():
         prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for graph in watch.dynamo if known.kind != "side_effect" else ():
@@ -206,18 +185,17 @@ def find_whole(
     return report
 
 
-def _accused(program: Program, compilation: Compilation, known: Finding, where: str) -> Accused | None:
+def _accused(program: Program, compilation: Compilation, known: Finding, where: str) -> Culprit | None:
     """What Dynamo got wrong in the program's own words."""
     if known.stage != "dynamo" or known.op is not None:
         return None
     outcome = isolated(lambda: accused(program, compilation), timeout_s=compilation.timeout_s)
-    found = msgspec.convert(outcome.value, Accused | None)
+    found = msgspec.convert(outcome.value, Culprit | None)
     if known.kind != "side_effect":
         return found
     if found is None:
-        return Accused("side_effect", None, None, None, f"{where} is not what it is uncompiled", ["side_effect"])
-    found.also = ["side_effect", *found.also]
-    return found
+        return Culprit(op="side_effect", reason=f"{where} is not what it is uncompiled")
+    return msgspec.structs.replace(found, also=["side_effect", *found.also])
 
 
 def _failing(prover: Prover, graph: DynamoGraph, known: Finding, *, cached: bool) -> tuple[Case, CaseResult] | None:
@@ -300,4 +278,4 @@ def _few_ops(graphs: Sequence[DynamoGraph]) -> Culprit:
     first, *others = calls
     names = [*aten_ops(owner.graph, first, run.values), op_of(first), *map(op_of, others)]
     also = [name for name in dict.fromkeys(names) if name != names[0]]
-    return Culprit(op=names[0], node=first.name, source=source_of(first), module=module_of(first), also=also)
+    return Culprit.at(first, op=names[0], also=also)
