@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.proof_run import REPORT, options_of
+from graphprobe.diagnose.dossier.proof_run import REPORT, end_with_parent, options_of
 
 PLAIN = (type(None), bool, int, complex, str, bytes, torch.dtype, torch.device)
 SHOWN = 9
@@ -308,6 +308,7 @@ def difference(left: torch.Tensor, right: torch.Tensor, limit: Callable[[torch.T
 def child(make: Callable[[], Check]) -> int:
     """One of two processes: runs uncompiled, and keeps what there is to see, or compiled, and compares with that."""
     options = options_of(sys.argv[1:])
+    end_with_parent()
     with contextlib.suppress(ImportError, OSError, ValueError):
         resource = importlib.import_module("resource")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -49,7 +49,8 @@ def watch(kind: str, calls: int, file: str) -> int:
         command = [sys.executable, *isolated, str(Path(file).resolve()), "--child", folder]
         command += [part for module in options.modules for part in ("--import", module)]
         for ends_with in ("uncompiled", "compiled"):
-            code, _ = run_group(command, until - time.monotonic(), stdout=subprocess.DEVNULL, stderr=None)
+            kept: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": None, "preexec_fn": None}
+            code, _ = run_group(command, until - time.monotonic(), **kept)
             lines = report.read_text("utf-8").splitlines() if report.is_file() else []
             events = [json.loads(line) for line in lines]
             if not any(ends_with in event for event in events):
@@ -64,8 +65,7 @@ def run_group(command: Sequence[str] | str, timeout_s: float, **how: Any) -> tup
 
     `how`: further arguments of `Popen`.
     """
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **how}
-    how["preexec_fn"] = end_with_parent if os.name == "posix" else None
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "preexec_fn": end_with_parent, **how}
     process = subprocess.Popen(command, start_new_session=True, **how)
     try:
         output, _ = process.communicate(timeout=max(0.0, timeout_s))
