@@ -84,7 +84,7 @@ def _script(
     named = ", ".join(f"{key!r}: {name}" for key, name in zip(kwargs, names[len(args) :], strict=True))
     target = f"torch.ops.{op.namespace}.{op._schema.name.partition('::')[2]}.{op._overloadname}"
     checked = f"{target}, ({given}), {{{named}}}, test_utils={TESTS}, raise_exception=False"
-    expected, actual = '{"SUCCESS"}', f"{{*torch.library.opcheck({checked}).values()}}"
+    expected, actual = '{"SUCCESS"}', f"{{*map(str, torch.library.opcheck({checked}).values())}}"
     seed = ["torch.manual_seed(0)"] if inputs.drawn else []
     check = "\n".join([*seed, *inputs.lines, check_text(finding.kind, expected, actual, text=True)])
     text = script_of([finding.reason.partition(". ")[0]], imports, [definition], lambda brief: check, as_main=True)
