@@ -41,7 +41,7 @@ class Verb(NamedTuple):
     Attributes:
         owner: the function, in whose module the others that help it are.
         signs: of a function's text without its docstring, arguments in the first line. One that has all does the same.
-        users: functions elsewhere that have the signs because they call the owner.
+        users: functions elsewhere that have the signs because they call the owner, or are copied into scripts.
     """
 
     owner: Callable[..., Any]
@@ -80,7 +80,11 @@ ONCE = {
         ),
     ),
     "judge numbers against their noise": Verb(verdict.judge, (r"\bVerdict\(",)),
-    "read a file that torch.save wrote": Verb(checked.read_tensor, (r"\btorch\.load\(|\bZipFile\(",)),
+    "read a file that torch.save wrote": Verb(
+        checked.read_tensor,
+        (r"\btorch\.load\(|\bZipFile\(",),
+        frozenset({"diagnose.dossier.check.child"}),
+    ),
     "fork a process": Verb(after_fork.fork, (r"\bos\.fork\(",)),
     "say how a child process ended": Verb(forked_child.outcome_of, (r"\bOutcome\(",)),
     "find a generated module": Verb(inductor_taps.generated_module, (r"\bPyCodeCache\b",)),

@@ -13,7 +13,7 @@ from reduction.reduction_cases import captured
 
 from conftest import Finished, module_at
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier import watch
+from graphprobe.diagnose.dossier import proof_run
 from graphprobe.diagnose.dossier.check import Check, Look, difference, differences, size_of
 from graphprobe.diagnose.dossier.writer import TEST, run_repro, write_dossier
 from graphprobe.engine.values import capture
@@ -271,4 +271,4 @@ def test_judgement() -> None:
         ("wrong_value", [{"uncompiled": True}, {"undecided": "why"}], 0, 125),
         ("wrong_value", [{"uncompiled": True}, {"compiled": True}], 0, 0),
     ):
-        assert watch.judge(kind, 1, events, code, 1.0)[0] == expected
+        assert proof_run.judge(kind, 1, events, code, 1.0)[0] == expected

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.diagnose.dossier.script_proof import prove_by_script
+from graphprobe.diagnose.dossier.whole_proof import prove_by_script
 from graphprobe.diagnose.script_calls import Around, CallBefore
 from graphprobe.findings import Finding
 from graphprobe.probe.script import ScriptTarget
@@ -134,7 +134,7 @@ def test_what_only_the_script_shows_is_proven_by_the_script(how: str, code: int,
         assert (finding["op"], finding["kind"]) == ("torch.logsumexp", "nonfinite")
         assert finding["reason"].endswith("The script, run again, does.") and "in-the-script" in done.out
         shown = run_warm(str(Path(finding["dossier"]) / "repro.py"))
-        assert shown.code == 1 and "got inf" in shown.out
+        assert shown.code == 1 and "actual inf" in shown.out
 
 
 RAISES = """\

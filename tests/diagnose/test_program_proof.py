@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphprobe.diagnose.dossier.program_proof import write_program_proof
+from graphprobe.diagnose.dossier.long import write_program_proof
 from graphprobe.diagnose.dossier.writer import run_repro
 
 UNCOMPILED = "not torch.compiler.is_compiling()"

@@ -11,12 +11,11 @@ from torch import nn
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
-from graphprobe.diagnose.dossier import short, short_check
+from graphprobe.diagnose.dossier import short, template
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
-from graphprobe.diagnose.dossier.plain_inputs import Form, PlainInputs
-from graphprobe.diagnose.dossier.short import PlainFunction, Short, short_repros
-from graphprobe.diagnose.dossier.short_check import MOST_LINES
-from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
+from graphprobe.diagnose.dossier.plain import Form, PlainFunction, PlainInputs
+from graphprobe.diagnose.dossier.short import Short, ShortProgram, short_program, short_repros
+from graphprobe.diagnose.dossier.template import MOST_LINES
 from graphprobe.diagnose.dossier.writer import first_shown
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.values import capture, same_bits
@@ -240,7 +239,7 @@ ENDS = {"segfault": "os.kill(os.getpid(), 11)", "hang": "time.sleep(1000)"}
 @pytest.mark.usefixtures("warm_proofs")
 @pytest.mark.parametrize("kind", ["segfault", pytest.param("hang", marks=pytest.mark.heavy)])
 def test_a_program_that_does_not_live_to_its_end(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_check, "HANG_LEAST_S", 12.0)
+    monkeypatch.setattr(template, "HANG_LEAST_S", 12.0)
     backend = "def backend(gm, inputs):\n    import os, time\n    return lambda *args: (LINE, gm(*args))[1]"
     for line, is_shown in ((ENDS[kind], True), ("None", False)):
         found = shorts(relu_twice, torch.ones(3), kind, own=backend.replace("LINE", line))
@@ -295,11 +294,29 @@ def f(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("brief", [False, True])
 def test_a_gradient_that_does_not_come(brief: bool) -> None:
-    text = short_check.check_text("wrong_gradient", "[torch.ones(2)]", "[None]", brief=brief)
+    text = template.check_text("wrong_gradient", "[torch.ones(2)]", "[None]", brief=brief)
     with pytest.raises(SystemExit, match=r"value 0: expected tensor\(\[1\., 1\.\]\), actual None"):
         exec(f"import sys, torch\n{text}", {})
-    text = short_check.check_text("wrong_gradient", "[torch.ones(2)]", "[torch.ones(2)]", brief=brief)
+    text = template.check_text("wrong_gradient", "[torch.ones(2)]", "[torch.ones(2)]", brief=brief)
     exec(f"import sys, torch\n{text}", {})
+
+
+@pytest.mark.parametrize(
+    "kind", ["wrong_value", "wrong_stride", "crash_compile", "missing_exception", "hang", "segfault"]
+)
+def test_a_check_has_few_lines(kind: str) -> None:
+    text = template.check_text(kind, "run(f)", "run(g)", optional=True, limit_s=1)
+    assert len(text.splitlines()) <= 15 and compile(text, "check", "exec")
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_texts_among_values_are_compared(brief: bool) -> None:
+    values = "['int 3', torch.ones(2)]"
+    text = template.check_text("wrong_value", values, values, optional=True, brief=brief)
+    exec(f"import sys, torch\n{text}", {})
+    text = template.check_text("wrong_value", values, "['raises', torch.ones(2)]", optional=True, brief=brief)
+    with pytest.raises(SystemExit, match="value 0: expected int 3, actual raises"):
+        exec(f"import sys, torch\n{text}", {})
 
 
 def left_out(x: torch.Tensor) -> Any:

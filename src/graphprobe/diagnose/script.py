@@ -507,7 +507,7 @@ class _Watcher:
 
     def _prove(self, finding: Finding, past: Past, reason: str) -> bool:
         """Whether the script, run again up to this call, shows the finding; with that reason it is the proof then."""
-        from graphprobe.diagnose.dossier.script_proof import prove_by_script
+        from graphprobe.diagnose.dossier.whole_proof import prove_by_script
 
         place, limit_s = self._place("in-the-script"), min(STEP_LIMIT_S, self.options.budget.left_s)
         if self._program is None or place is None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.plain_inputs import PlainInputs
+from graphprobe.diagnose.dossier.plain import PlainInputs
 from graphprobe.diagnose.dossier.short import Short
-from graphprobe.diagnose.dossier.short_check import USAGE, script_of
+from graphprobe.diagnose.dossier.template import check_text, script_of
 from graphprobe.diagnose.dossier.writer import first_shown, write_proof
 from graphprobe.diagnose.prove import free_folder
 from graphprobe.engine.values import capture
@@ -25,7 +25,7 @@ from graphprobe.program_text.plain_values import Unwritable
 from graphprobe.program_text.program import TextProgram
 from graphprobe.program_text.text import program_text
 
-RESERVED = dict.fromkeys(("found", "sys", "os", "runpy"))
+RESERVED = dict.fromkeys(("expected", "actual", "sys", "os", "runpy"))
 TESTS = '("test_schema", "test_faketensor")'
 
 
@@ -69,7 +69,7 @@ def _from_file(finding: Finding, op: Overload) -> tuple[list[str], str]:
     if not Path(file).is_file():
         raise Unwritable("an operator that no file defines")
     lines = [f"sys.path.insert(0, {str(Path(file).parent)!r})", f"runpy.run_path({file!r})  # it defines {name_of(op)}"]
-    return [], "\n".join(lines)
+    return ["import runpy"], "\n".join(lines)
 
 
 def _script(
@@ -83,14 +83,9 @@ def _script(
     given = ", ".join(names[: len(args)]) + ("," if len(args) == 1 else "")
     named = ", ".join(f"{key!r}: {name}" for key, name in zip(kwargs, names[len(args) :], strict=True))
     target = f"torch.ops.{op.namespace}.{op._schema.name.partition('::')[2]}.{op._overloadname}"
-    lines = [
-        *(["torch.manual_seed(0)"] if inputs.drawn else []),
-        *inputs.lines,
-        f"found = torch.library.opcheck({target}, ({given}), {{{named}}}, test_utils={TESTS}, raise_exception=False)",
-        'print("\\n".join(f"{test}: {said}" for test, said in found.items()))',
-        'sys.exit(int(any(said != "SUCCESS" for said in found.values())))',
-    ]
-    body = "\n".join(['if __name__ == "__main__":', *(f"    {line}" for line in lines)])
-    title = finding.reason.partition(". ")[0]
-    text = script_of([definition], lambda _: body, [title, USAGE], imports)
-    return Short(text, text.replace(TESTS, "()"))
+    checked = f"{target}, ({given}), {{{named}}}, test_utils={TESTS}, raise_exception=False"
+    expected, actual = '{"SUCCESS"}', f"{{*map(str, torch.library.opcheck({checked}).values())}}"
+    seed = ["torch.manual_seed(0)"] if inputs.drawn else []
+    check = "\n".join([*seed, *inputs.lines, check_text(finding.kind, expected, actual, text=True)])
+    text = script_of([finding.reason.partition(". ")[0]], imports, [definition], lambda brief: check, as_main=True)
+    return Short(text, text.replace(actual, expected))

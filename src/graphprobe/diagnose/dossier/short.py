@@ -1,43 +1,46 @@
-"""Writes the short `repro.py`: the failing FX graph as a plain Python function, which needs torch alone."""
+"""Writes the short `repro.py`: the failing graph as a plain function, or the program as text with its calls."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import itertools
+import keyword
 import logging
-import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
-from typing import Any
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
-from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, reference_of
-from graphprobe.diagnose.dossier.plain_inputs import FILE, Form, PlainInputs, values_of
-from graphprobe.diagnose.dossier.program_proof import assignments, own_lines
-from graphprobe.diagnose.dossier.repro import is_aten, repeats_for
-from graphprobe.diagnose.dossier.short_check import (
-    FACTS,
+from graphprobe.diagnose.dossier.long import assignments, is_aten, own_lines, repeats_for
+from graphprobe.diagnose.dossier.plain import FILE, FUNCTION, Form, PlainFunction, PlainInputs, values_of
+from graphprobe.diagnose.dossier.template import (
+    ENDING,
+    HANG_S,
+    RAISING,
     RAMP,
-    USAGE,
     check_text,
     compares_values,
-    facts_text,
     limit_of,
     repeated,
+    run_text,
     script_of,
 )
 from graphprobe.diagnose.program import Program
 from graphprobe.engine.reference import is_noisy
-from graphprobe.engine.values import CapturedValues, capture
+from graphprobe.engine.values import CapturedValues, capture, tensor_file, why_not
 from graphprobe.findings import STAGES, Finding
 from graphprobe.judge.uncompiled import Reference
-from graphprobe.probe.formats.literals import PUBLIC, Literals, Unreproducible
-from graphprobe.program_text.plain_values import MOST_INLINE, FreeNames
+from graphprobe.probe.formats.literals import Unreproducible
+from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
+from graphprobe.program_text.plain_values import MOST_INLINE, Unwritable
+from graphprobe.program_text.text import program_text
 
 log = logging.getLogger(__name__)
 
@@ -47,43 +50,16 @@ OURS = re.compile(r"^(?:(?:def|class) +)?(?:f|run|raised|status|facts|saved|expe
 IMPORTED = ("import os", "import sys", "import torch")
 """What every script imports."""
 
+RESERVED = dict.fromkeys(("run", "fn", "result", "expected", "actual", "raised", "status", "options", "sys", "os"))
+Made = Literal["new", "drawn", "exact"]
+"""`new`: the module is made by its class. `drawn`: so are modules of torch, and tensors of more than a few values are
+drawn anew. `exact`: all is as it is."""
+RTOL = 1e-4
+"""Of values of a program, whose noise was measured where it is wrong only."""
+_ARGUMENT = re.compile(r"argument (\w+)")
+
 AFTER_DYNAMO = frozenset(STAGES) - {"dynamo", "runtime", "unknown"}
 """Stages that the backend `eager` does not have."""
-
-FUNCTION = "f"
-"""Name of the function; those that it hands to higher-order operators have names of their own."""
-
-RESERVED = frozenset(
-    "torch math operator sys os signal run expected actual want have error out seen saved backend check".split()
-)
-
-SIGNS: dict[Callable[..., Any], str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.matmul: "@",
-    operator.and_: "&",
-    operator.or_: "|",
-    operator.xor: "^",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-}
-IN_PLACE: dict[Callable[..., Any], str] = {
-    getattr(operator, f"i{name}"): SIGNS[getattr(operator, f"{name}_" if name in ("and", "or") else name)]
-    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-}
-PUBLIC_HIGHER_ORDER = {"cond": "torch.cond"}
-_WRAPPING = re.compile(r"^[lL]_|(?<![a-z])(self|modules|parameters|buffers|args|kwargs|stack\d+)_|_+$")
 
 
 @dataclass(frozen=True)
@@ -95,11 +71,18 @@ class Short:
         control: the same script with a program that is not compiled, or compiled by a backend that changes nothing;
             what shows the fault, too, shows nothing.
         tensors: what `inputs.safetensors` has to hold beside it; empty: no file.
+        files: texts that lie beside it, by name.
     """
 
     text: str
     control: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def written(self) -> dict[str, bytes]:
+        """By name: `repro.py`, and what it reads."""
+        files = {name: text.encode() for name, text in {**self.files, "repro.py": self.text}.items()}
+        return files | ({FILE: tensor_file(self.tensors)} if self.tensors else {})
 
 
 def short_repros(
@@ -175,13 +158,13 @@ class _Script:
         bounds = self._bounds() if compares_values(self.kind) else []
         modules = [f"import {name}" for name in self.plain.imports]
         modules += [f"import torch._{name}.config" for name, changes in self.case.configs.items() if changes]
-        notes, lines = [self.title, USAGE, *self.case.unsaved_settings], self._setting_lines()
+        notes, lines = [self.title, *self.case.unsaved_settings], self._setting_lines()
         if self.inputs.tensors:
             modules += ["from pathlib import Path", "from safetensors.torch import load_file"]
             notes.append(f"The fault needs the recorded values: they are in {FILE}, beside this file.")
             lines.append(f'saved = load_file(Path(__file__).with_name("{FILE}"))')
         parts = [*self._own(), *self.plain.functions, run]
-        text = script_of(parts, lambda brief: self._check(bounds, brief=brief), notes, modules, *lines)
+        text = script_of(notes, modules, parts, partial(self._check, bounds), lines)
         return Short(text, text.replace(self._compiled(), self._call_of(control_of(self.finding))), self.inputs.tensors)
 
     def _own(self) -> list[str]:
@@ -217,14 +200,7 @@ class _Script:
         contexts = [] if self.case.grad else ["torch.no_grad()"]
         for device, dtype in ({} if is_aten(self.case.graph) else calls[0].doc["state"]["autocast"]).items():
             contexts.append(f"torch.autocast({device!r}, torch.{dtype})")
-        if contexts:
-            lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)]
-        if self.inputs.drawn:
-            lines.insert(0, "torch.manual_seed(0)")
-        if self.kind in FACTS:
-            lines = [re.sub(r"(?<=return )(.+)", r"facts(\1)", line) for line in lines]
-        body = "\n".join(f"    {line}" for line in lines)
-        return f"{facts_text(self.kind)}def run({FUNCTION}):\n{body}"
+        return run_text(self.kind, FUNCTION, lines, contexts=contexts, seed=self.inputs.drawn)
 
     def _called(self, call: int, tensors: Sequence[str], several: bool) -> None:
         """Lines that call and gather what is looked at; `tensors`: names of those among the arguments."""
@@ -328,138 +304,191 @@ def _bound(reference: Reference, call: int, part: str, index: int) -> float:
     raise Unreproducible("a value that was not measured")
 
 
-class Spelled(Literals):
-    """Targets and arguments as one writes them by hand."""
+@dataclass(frozen=True)
+class ShortProgram:
+    """What a short repro of a program is made of."""
 
-    def sized(self, expression: str, number: float | bool) -> str:
-        return repr(number)
-
-    def imported(self, module: str, qualname: str) -> str:
-        self.imports.add(module)
-        return f"{module}.{qualname}"
-
-    def higher_order(self, name: str) -> str:
-        return PUBLIC_HIGHER_ORDER.get(name, f"torch.ops.higher_order.{name}")
-
-    def registered(self, namespace: str, name: str, overload: str | None) -> str:
-        raise Unreproducible(f"operator {namespace}::{name} is registered by the program")
+    program: Program
+    options: Mapping[str, str]  # arguments of `torch.compile`, as text
+    backend: str  # text that defines the backend; empty where torch knows it
+    head: Sequence[str]  # statements before the program: the settings
+    where: str  # what differs: `outputs[0]`, `gradients[1]`, `inputs[0]`, or the name of what a side effect is to
+    kind: str
+    title: str  # first line, as a comment
+    control: str  # arguments of `torch.compile` with which the fault must not show, as text
+    single: bool  # whether one value differs, which may be a number or a text and no tensor
+    bound: float | None  # how far a value may be off beside what is relative; None: as `torch.testing.assert_close`
 
 
-class PlainFunction:
-    """The text of a graph and of the graphs it calls.
+def short_program(told: ShortProgram) -> Iterator[Short]:
+    """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text."""
+    is_value = told.single and told.kind == "wrong_value" and told.where.startswith("outputs")
+    plain = (False, True) if is_value else (False,)
+    forms: tuple[Made, ...] = ("new", "drawn", "exact") if _can_be_made(told.program.fn) else ("drawn", "exact")
+    known: set[str] = set()
+    for made, of_plain in itertools.product(forms, plain):
+        try:
+            short = _script(told, made, of_plain)
+        except Exception as reason:  # a program without a text, say: the long form may have one
+            log.info("no short repro of the program, %s: %r", made, reason)
+            continue
+        if short.text not in known:
+            yield short
+        known.add(short.text)
 
-    Attributes:
-        functions: one text each, in the order in which they have to be defined; the last is `f`.
-        arguments: names of the arguments of `f` that stand for the graph's own.
-        constants: tensors that the graph holds, by the name of the argument of `f` behind those that stands for each.
-        imports: modules beside torch.
 
-    Raises:
-        Unreproducible: something in it has no text.
+def _can_be_made(fn: Any) -> bool:
+    """Whether it is a module whose class is made without arguments."""
+    if not isinstance(fn, torch.nn.Module) or type(fn).__module__.partition(".")[0] == "torch":
+        return False
+    with contextlib.suppress(TypeError, ValueError):
+        inspect.signature(type(fn)).bind()
+        return True
+    return False
+
+
+def _script(told: ShortProgram, made: Made, plain: bool) -> Short:
+    """The script.
+
+    Args:
+        plain: what is compared is what the program returns beside tensors, as text.
     """
+    calls, fn = _arguments(told), cast(Any, told.program.fn)
+    if len(calls) != len(told.program.calls):
+        raise Unwritable("an argument whose name is none of Python's")
+    new = made == "new"
+    roots: dict[str, Any] = {"fn": type(fn) if new else fn}
+    for call in calls:
+        roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
+    if told.program.between is not None:
+        roots["between"] = told.program.between
+    text = program_text(roots, reserved=RESERVED, draws=made == "drawn")
+    if text.files or text.stored:
+        raise Unwritable("it needs more files")
+    given = dict(text.roots)
+    if new:
+        given["fn"] = f"{given['fn']}(){'' if fn.training else '.eval()'}"
+    run = _run(told, given, calls, draws=new, plain=plain)
+    eager = 'runpy.run_path(__file__)["run"]()'
+    compiled = (
+        f'runpy.run_path(__file__)["run"]({", ".join(f"{name}={value}" for name, value in told.options.items())})'
+    )
+    shown = told.kind == "side_effect" or plain
+    used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
+    seed = ["torch.manual_seed(0)"] if text.drawn else []
+    needed = {*text.imports, *(["import re"] if "re.sub(" in run else [])}
+    imports = sorted(needed - {"import torch", "import torch.nn"})
+    bounds = () if told.bound is None else (told.bound,)
 
-    def __init__(self, gm: fx.GraphModule) -> None:
-        self.literals = Spelled()
-        self.functions: list[str] = []
-        self.constants: dict[str, torch.Tensor] = {}
-        self._names = FreeNames([FUNCTION, *RESERVED])
-        self.arguments = self._define(gm, FUNCTION)
+    rtol = RTOL if told.bound else 0.0
+    how: dict[str, Any] = {"bounds": bounds, "rtol": rtol, "limit_s": int(HANG_S), "text": shown, "optional": True}
+    body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
+    check = partial(check_text, told.kind, eager, compiled, **how)
+    parts = [*used, body, told.backend.strip(), run]
+    script = script_of([told.title], imports, parts, check, [*told.head, *seed], as_main=True)
+    return Short(script, script.replace(compiled, f'runpy.run_path(__file__)["run"]({told.control})'))
 
-    @property
-    def imports(self) -> list[str]:
-        there = {path for path, holder in PUBLIC if path.startswith("torch") and isinstance(holder, ModuleType)}
-        return sorted(self.literals.imports - there)
 
-    def _define(self, gm: fx.GraphModule, function: str) -> list[str]:
-        names: dict[fx.Node, str] = {}
-        arguments: list[str] = []
-        lines: list[str] = []
-        for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                names[node] = self._name(str(node.target))
-                arguments.append(names[node])
-            elif node.op == "get_attr":
-                names[node] = self._attribute(gm, str(node.target), names, function)
-            elif node.op == "output":
-                result = node.args[0]
-                if function == FUNCTION and isinstance(result, (tuple, list)) and len(result) == 1:
-                    result = result[0]
-                lines.append(f"return {self.literals.text(result, names)}")
-            elif (line := self._line(node, names)) is not None:
-                lines.append(line)
-        body = "\n".join(f"    {line}" for line in lines)
-        held = list(self.constants) if function == FUNCTION else []
-        self.functions.append(f"def {function}({', '.join([*arguments, *held])}):\n{body}")
-        return arguments
+def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
+    """For each call the key of each argument, with how it is passed and its value."""
+    try:
+        parameters = list(inspect.signature(told.program.fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = [p.name for p in parameters if p.kind in simple]
+    found = []
+    for number, (args, kwargs) in enumerate(told.program.calls):
+        suffix = f"_{number}" if len(told.program.calls) > 1 else ""
+        call: dict[str, tuple[str, Any]] = {}
+        for i, value in enumerate(args):
+            name = known[i] if i < len(known) else f"arg{i}"
+            call[f"{name if name not in (*RESERVED, 'torch') else name + '_'}{suffix}"] = ("", value)
+        for name, value in kwargs.items():
+            if not name.isidentifier() or keyword.iskeyword(name):
+                return []
+            call[f"{name}_given{suffix}"] = (f"{name}=", value)
+        found.append(call)
+    return found
 
-    def _line(self, node: fx.Node, names: dict[fx.Node, str]) -> str | None:
-        """The statement of a call; None where it needs none."""
-        args, target = node.args, node.target
 
-        def say(value: Any) -> str:
-            return self.literals.text(value, names)
+def _run(
+    told: ShortProgram,
+    roots: Mapping[str, str],
+    calls: Sequence[Mapping[str, tuple[str, Any]]],
+    *,
+    draws: bool,
+    plain: bool,
+) -> str:
+    """The function that calls the program and returns what differs."""
+    tensors = {key: value for call in calls for key, (_, value) in call.items() if _is_tensor(value)}
+    few = sum(value.numel() for value in tensors.values()) <= MOST_INLINE
+    inputs = PlainInputs("inline" if few else "drawn")
+    for key, value in tensors.items():
+        inputs.tensor(key, value)
+    made = {key: key for key in tensors}
+    named = roots["fn"].isidentifier() and told.program.grad is None
+    fn = roots["fn"] if named else "fn"
+    lines = [*([] if named else [f"fn = {roots['fn']}"]), *inputs.lines]
+    for call in calls:
+        for key, (_, value) in call.items():
+            if not _is_tensor(value):
+                keep = _is_watched(told.where, key)
+                made[key] = key if keep else roots[key]
+                lines += [f"{key} = {roots[key]}"] if keep and roots[key] != key else []
+    known = " ".join([*roots.values(), *made, *lines])
+    f = next(name for name in ("f", "g", "compiled_", "called_") if not re.search(rf"\b{name}\b", known))
+    lines.append(f"{f} = torch.compile({fn}, **options) if options else {fn}")
+    several = len(calls) > 1
+    lines += ["result = []"] if several else []
+    for i, call in enumerate(calls):
+        passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
+        lines += [f"{roots['between']}({fn}, {i})"] if i and told.program.between is not None else []
+        lines.append(f"result.append({f}({passed}))" if several else f"result = {f}({passed})")
+    leaves = "torch.utils._pytree.tree_leaves({})"
+    if told.program.grad:
+        which = "torch.is_tensor(t) and t.requires_grad"
+        lines.append(f"loss = {RAMP.format(tensors=leaves.format('result'), which=which)}")
+        lines += ["if torch.is_tensor(loss):", "    loss.backward()"]
+    if plain:
+        values = f"[value for value in {leaves.format('result')} if not torch.is_tensor(value)]"
+        lines.append(f'return re.sub(" at 0x[0-9a-f]+", "", repr({values}))')
+    else:
+        lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves)
+    contexts = ["torch.no_grad()"] if told.program.grad is False else []
+    return run_text(told.kind, "**options", lines, contexts=contexts, seed=draws or inputs.drawn)
 
-        if target is operator.setitem:
-            return f"{say(args[0])}[{self._index(args[1], names)}] = {say(args[2])}"
-        if target in IN_PLACE and isinstance(args[0], fx.Node):
-            names[node] = names[args[0]]
-            return f"{names[node]} {IN_PLACE[target]}= {say(args[1])}"
-        text = self._expression(node, names)
-        if not node.users:
-            return text
-        names[node] = self._name(node.name)
-        return f"{names[node]} = {text}"
 
-    def _expression(self, node: fx.Node, names: dict[fx.Node, str]) -> str:
-        args, target = node.args, node.target
-        if node.op == "call_module":
-            raise Unreproducible(f"{node.name} calls a module")
-        if target in SIGNS and len(args) == 2:
-            return f"{self._operand(args[0], names)} {SIGNS[target]} {self._operand(args[1], names)}"
-        if target is operator.neg:
-            return f"-{self._operand(args[0], names)}"
-        if target is operator.getitem:
-            return f"{self.literals.text(args[0], names)}[{self._index(args[1], names)}]"
-        texts = [self.literals.text(value, names) for value in args]
-        texts += [f"{key}={self.literals.text(value, names)}" for key, value in node.kwargs.items()]
-        if node.op == "call_method":
-            return f"{texts[0]}.{target}({', '.join(texts[1:])})"
-        name = self.literals.callable(target).removeprefix("builtins.")  # type: ignore[arg-type]
-        return f"{name}({', '.join(texts)})"
+def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str) -> list[str]:
+    """The line that returns what differs; none where only an exception or an end is looked for."""
+    if told.kind in RAISING or told.kind in ENDING or told.kind == "missing_exception":
+        return []
+    if told.kind == "side_effect":
+        found = _ARGUMENT.match(told.where)
+        where = told.where
+        if found is not None:
+            own = [name for name in arguments if name == found[1] or name.startswith(f"{found[1]}_")]
+            number = int(found[1]) if found[1].isdigit() else -1
+            where = own[0] if own else arguments[number] if 0 <= number < len(arguments) else found[1]
+            where += told.where[found.end() :]
+        return [f"return repr({where.removeprefix('global ')})"]
+    values = leaves.format("result")
+    if told.where.startswith("gradients"):
+        of = [f"[{', '.join(arguments)}]"] if arguments else []
+        of += [f"list({fn}.parameters())"] if isinstance(told.program.fn, torch.nn.Module) else []
+        values = f"[t.grad for t in {leaves.format(' + '.join(of))} if torch.is_tensor(t) and t.requires_grad]"
+    elif told.where.startswith("inputs"):
+        values = leaves.format(f"[{', '.join(arguments)}]")
+        if isinstance(told.program.fn, torch.nn.Module):
+            values += f" + list({fn}.buffers())"
+    return [f"return {values}"]
 
-    def _operand(self, value: Any, names: dict[fx.Node, str]) -> str:
-        text = self.literals.text(value, names)
-        return f"({text})" if text.startswith("-") else text
 
-    def _index(self, value: Any, names: dict[fx.Node, str]) -> str:
-        if isinstance(value, tuple) and value:
-            inner = ", ".join(self._index(item, names) for item in value)
-            return f"{inner}," if len(value) == 1 else inner
-        if isinstance(value, slice):
-            ends = ["" if part is None else self.literals.text(part, names) for part in (value.start, value.stop)]
-            step = "" if value.step is None else f":{self.literals.text(value.step, names)}"
-            return f"{ends[0]}:{ends[1]}{step}"
-        return "..." if value is Ellipsis else self.literals.text(value, names)
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a tensor that lines of its own make."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.is_leaf and why_not(value) is None
 
-    def _attribute(self, gm: fx.GraphModule, target: str, names: dict[fx.Node, str], function: str) -> str:
-        found: Any = gm
-        for part in target.split("."):
-            found = getattr(found, part)
-        name = next((name for name, value in self.constants.items() if value is found), None)
-        if name is not None:
-            return name
-        if isinstance(found, fx.GraphModule):  # a global with the name that Dynamo gives it breaks Dynamo
-            name = self._name(f"{FUNCTION}{len(self.functions)}")
-            self._define(found, name)
-            return name
-        name = self._name(target.replace(".", "_"))
-        if isinstance(found, torch.Tensor):
-            if function != FUNCTION:
-                raise Unreproducible(f"{function} holds a tensor")
-            self.constants[name] = found
-        else:
-            return self.literals.text(found, names)
-        return name
 
-    def _name(self, wanted: str) -> str:
-        return self._names.free(_WRAPPING.sub("", _WRAPPING.sub("", re.sub(r"\W", "_", wanted))) or "x")
+def _is_watched(where: str, key: str) -> bool:
+    found = _ARGUMENT.match(where)
+    return found is not None and (found[1].isdigit() or key == found[1] or key.startswith(f"{found[1]}_"))

@@ -1,4 +1,4 @@
-"""A fault that no piece of the program shows alone: the proof is the program itself."""
+"""A fault that no piece of the program shows alone: the proof is the program itself, or the script that runs it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from graphprobe.diagnose.dossier.long import own_lines, setting_lines, state_lines, write_program_proof
 from graphprobe.diagnose.dossier.own_backend import OwnBackend, own_backend
-from graphprobe.diagnose.dossier.program_proof import own_lines, setting_lines, state_lines, write_program_proof
 from graphprobe.diagnose.dossier.report import title_of
-from graphprobe.diagnose.dossier.short import Short, control_of
-from graphprobe.diagnose.dossier.short_check import MOST_LINES
-from graphprobe.diagnose.dossier.short_program import ShortProgram, short_program
+from graphprobe.diagnose.dossier.short import Short, ShortProgram, control_of, short_program
+from graphprobe.diagnose.dossier.template import MOST_LINES, check_text, script_of
 from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, Shown, first_shown, run_repro, write_proof
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import REPRO_FAILS, free_folder
 from graphprobe.diagnose.settings import Compilation, changed_settings
 from graphprobe.errors import EXIT_OK, GraphprobeError
 from graphprobe.findings import Finding, told_more
+from graphprobe.probe.script import ScriptTarget
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,70 @@ FINE = 16 * torch.finfo(torch.float32).eps
 
 NUMBERS = ("wrong_value", "wrong_gradient", "nonfinite", "lost_mutation")
 """Kinds of fault that are values out of bounds."""
+
+SCRIPT = "script.py"
+NEAR = 1e-3
+"""How far a number may be off that a call of the script's returns, absolute and relative."""
+
+CALL = '''def seen(value, depth=0):
+    """Texts and tensors: all there is to see of a value, and of what objects hold."""
+    if isinstance(value, (float, complex, torch.Tensor)):
+        tensor = torch.as_tensor(value).detach().to_dense().cpu()
+        numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        return [f"{tensor.dtype} {list(tensor.shape)}", numbers.to(torch.float64)]
+    if value is None or isinstance(value, (int, str)):
+        return [repr(value)]
+    if isinstance(value, dict):
+        value = list(value.items())
+    if isinstance(value, (list, tuple)):
+        return [f"{len(value)} values", *(part for item in value for part in seen(item, depth + 1))]
+    slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
+    held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in sorted(slots)}}
+    return [type(value).__name__, *(seen(held, depth + 1) if depth < 4 else [])]
+
+
+def until_the_call(compiled, kept):
+    """Runs the script until the call, keeps what is seen of it, and ends."""
+    original, numbers = torch.compile, itertools.count(1)
+
+    def compile(model=None, **settings):
+        if model is None:
+            return lambda model: compile(model, **settings)
+        result = original(model, **{**settings, **OPTIONS})
+        if settings.get("disable") or result is model or isinstance(model, type):
+            return result
+        called = result.forward if isinstance(result, torch.nn.Module) else result
+
+        @functools.wraps(called)
+        def call(*args, **kwargs):
+            if next(numbers) != NUMBER:
+                return called(*args, **kwargs)
+            try:
+                value = (called if compiled else model)(*args, **kwargs)
+            except Exception as error:
+                value = f"{type(error).__name__}: {error}"[:200]
+            torch.save(seen([value, args, kwargs]), kept)
+            os._exit(0)
+
+        vars(call).update(_torchdynamo_inline=model, _torchdynamo_orig_callable=model, _torchdynamo_wrapper_id=id(call))
+        if called is result:
+            return call
+        result.forward = call
+        return result
+
+    torch.compile, sys.argv, sys.stdout = compile, [str(SCRIPT), *ARGUMENTS], open(os.devnull, "w")
+    sys.path[:0] = [str(SCRIPT.parent), FOLDER]
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    os._exit(125)  # it ended before that call
+
+
+def run(compiled=False):
+    """What is seen of the call, which is compiled as all others are, or left uncompiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        if (child := os.fork()) == 0:
+            until_the_call(compiled, f"{folder}/seen")
+        os.waitpid(child, 0)
+        return torch.load(f"{folder}/seen")'''
 
 PROGRAM_S = 3600.0
 """What the program as its own proof may take: several processes, each with a limit of its own."""
@@ -197,3 +262,45 @@ def _write(
         kind=finding.kind,
         tolerance=tolerance,
     )
+
+
+def prove_by_script(
+    folder: Path, finding: Finding, program: ScriptTarget, number: int, options: Mapping[str, Any], timeout_s: float
+) -> bool:
+    """Write the user's script as a repro if it shows the fault in a process of its own; whether it does.
+
+    Args:
+        folder: must not exist.
+        number: of the call, from 1, among all calls of what the script gives to `torch.compile`.
+        options: arguments of `torch.compile` in the place of the script's own.
+    """
+    if program.kind != "script":
+        return False
+    path = Path(program.target).absolute()
+    facts = f"SCRIPT, ARGUMENTS = Path(__file__).with_name({SCRIPT!r}), {list(program.arguments)!r}\n"
+    facts += f"FOLDER = {str(path.parent)!r}  # of what the script imports\n"
+    facts += f"NUMBER, OPTIONS = {number}, {dict(options)!r}  # of the call, among all of what it gave to torch.compile"
+    imports = [f"import {name}" for name in ("functools", "itertools", "runpy", "tempfile")]
+    text = script_of(
+        [title_of(finding)],
+        [*imports, "from pathlib import Path"],
+        [facts, CALL],
+        partial(check_text, "", "run()", "run(compiled=True)", bounds=[NEAR], rtol=NEAR, optional=True),
+        as_main=True,
+    )
+    code = path.read_text("utf-8")
+    short = Short(text, text.replace("run(compiled=True)", "run()"), files={SCRIPT: code})
+    shown = first_shown([short], finding.stage, timeout_s=timeout_s)
+    if shown is None:
+        return False
+    if finding.dossier is not None:  # its repro does not show it
+        shutil.rmtree(finding.dossier, ignore_errors=True)
+    finding.dossier, finding.proof = str(folder), "program"
+    files = {
+        SCRIPT: "the program",
+        "repro.py": f"runs `{SCRIPT}` with one call uncompiled, and compares",
+        "test_repro.py": "the same as a test",
+        "finding.json": "what was found",
+    }
+    write_proof(folder, finding, shown, code=code, files=files)
+    return True

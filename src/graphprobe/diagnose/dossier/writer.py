@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import fx
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.plain_inputs import FILE
-from graphprobe.diagnose.dossier.program_proof import assignments
+from graphprobe.diagnose.dossier.long import assignments, repro_source
 from graphprobe.diagnose.dossier.proof_run import run_script
 from graphprobe.diagnose.dossier.report import CODES, backends_of, report_text, title_of, with_backends
-from graphprobe.diagnose.dossier.repro import repro_source
 from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.settings import versions
-from graphprobe.engine.values import one_file_bytes, tensor_file, to_bytes
+from graphprobe.engine.values import one_file_bytes, to_bytes
 from graphprobe.errors import EXIT_UNDECIDED, UsageError
 from graphprobe.findings import Finding, Rung, Stage, finding_json
 from graphprobe.probe.formats import Script
@@ -98,69 +97,53 @@ def write_dossier(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} holds something already", hint="Name a folder that does not exist yet.")
     script = repro_source(case, title=title_of(finding), flaky_rate=finding.flaky_rate)
-    files = _repro_files(case, finding, script, shown)
-    files |= _other_files(finding, before, kernel_source)
-    data = _data_files(case, script)
-    files |= data if shown is None else {f"{EXACT}/{name}": entry for name, entry in data.items()}
+    files = _files_of(finding, shown)
+    files |= {name if shown is None else f"{EXACT}/{name}": entry for name, entry in _long_files(case, script).items()}
+    files["repro.py"] = ("shows the fault", files["repro.py"][1])
+    files["graph.txt"] = ("the minimal graph", graph_text(case.graph).encode())
+    if before is not None:
+        files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
+    if kernel_source is not None:
+        meaning = f"source of `{finding.kernel}`, as it was generated for the program"
+        files[f"kernel{kernel_source[0]}"] = (meaning, kernel_source[1].encode("utf-8", "replace"))
+    told: dict[str, Any] = {"code": script.source, "problems": script.problems, "graph": graph_text(case.graph)}
+    if shown is not None:
+        told = {"code": shown.short.text, "output": shown.output}
     report = report_text(
         finding,
-        code=(script.source if shown is None else shown.short.text),
-        output="" if shown is None else shown.output,
         versions=versions,
         files={name: meaning for name, (meaning, _) in files.items()},
         log=log,
-        graph="" if shown else graph_text(case.graph),
-        problems=script.problems if shown is None else (),
         neighbour=neighbour,
         settings=assignments(case.configs) if shown is None else (),
+        **told,
     )
     _write_folder(folder, {"REPORT.md": report.encode(), **{name: data for name, (_, data) in files.items()}})
     return list(script.problems)
 
 
-def _repro_files(case: Case, finding: Finding, script: Script, shown: Shown | None) -> _Files:
-    files: _Files = {
-        "repro.py": ("shows the fault", script.source.encode()),
-        "test_repro.py": ("the same as a test", TEST.encode()),
-        "finding.json": ("what was found", finding_json(finding)),
-        "graph.txt": ("the minimal graph", graph_text(case.graph).encode()),
-    }
-    if shown is not None:
-        files[f"{EXACT}/repro.py"] = ("the recorded graph on the recorded bits", files["repro.py"][1])
-        files["repro.py"] = ("shows the fault", shown.short.text.encode())
-        files["output.txt"] = ("what it printed", shown.output.encode())
-        if shown.short.tensors:
-            files[FILE] = ("what repro.py reads", tensor_file(shown.short.tensors))
-    return files
-
-
-def _other_files(
-    finding: Finding,
-    before: fx.GraphModule | None,
-    kernel_source: tuple[str, str] | None,
-) -> _Files:
-    files: _Files = {}
-    if before is not None:
-        files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
-    if kernel_source is not None:
-        suffix, text = kernel_source
-        meaning = f"source of `{finding.kernel}`, as it was generated for the program"
-        files[f"kernel{suffix}"] = (meaning, text.encode("utf-8", "replace"))
-    return files
-
-
-def _data_files(case: Case, script: Script) -> _Files:
-    """What the repro of the recorded graph reads."""
-    data: _Files = {}
+def _long_files(case: Case, script: Script) -> _Files:
+    """The repro of the recorded graph, and what it reads."""
+    files: _Files = {"repro.py": ("the recorded graph on the recorded bits", script.source.encode())}
     for i, call in enumerate(case.calls):
         values, records = to_bytes(call)
-        data[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)
-        data[f"call{i}.inputs.json"] = ("their shapes, strides and settings", records)
+        files[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)
+        files[f"call{i}.inputs.json"] = ("their shapes, strides and settings", records)
     if script.constants is not None:
-        data[script.constants_name] = ("parameters, buffers and constants of the graph", script.constants)
+        files[script.constants_name] = ("parameters, buffers and constants of the graph", script.constants)
     if case.allowed:
-        data["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
-    return data
+        files["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
+    return files
+
+
+def _files_of(finding: Finding, shown: Shown | None) -> _Files:
+    """What is in every folder, and a short repro with what it reads and printed."""
+    files: _Files = {"test_repro.py": ("the same as a test", TEST.encode())}
+    files["finding.json"] = ("what was found", finding_json(finding))
+    if shown is not None:
+        files |= {name: ("what repro.py reads", data) for name, data in shown.short.written().items()}
+        files["output.txt"] = ("what it printed", shown.output.encode())
+    return files
 
 
 def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> None:
@@ -207,30 +190,24 @@ def write_proof(
     shown: Shown | None = None,
     *,
     code: str | None = None,
-    output: str = "",
     files: Mapping[str, str] | None = None,
 ) -> None:
     """Write the short repro of a program, and beside the repro that is in the folder then what belongs to it.
 
     Args:
-        code, output: of the report; None and empty: the repro, and what it printed.
+        code: of the report; None: the repro.
         files: name and meaning of what can be attached.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    repro = folder / "repro.py"
-    if shown is not None:
-        output = shown.output
-        repro.write_text(shown.short.text, "utf-8")
-        (folder / "output.txt").write_text(output, "utf-8")
-        if shown.short.tensors:
-            (folder / FILE).write_bytes(tensor_file(shown.short.tensors))
-    if repro.exists():
-        (folder / "test_repro.py").write_text(TEST, "utf-8")
-        code = repro.read_text("utf-8") if code is None else code
+    for name, (_, data) in _files_of(finding, shown).items():
+        if shown is not None or name != "test_repro.py" or (folder / "repro.py").exists():
+            (folder / name).write_bytes(data)
     if finding.kind != "wrong_registration":  # the program's own to mend: nothing to report
+        repro = folder / "repro.py"
+        code = repro.read_text("utf-8") if code is None and repro.exists() else code
+        output = "" if shown is None else shown.output
         report = report_text(finding, code=code or "", output=output, versions=versions(), files=files or {})
         (folder / "REPORT.md").write_text(report, "utf-8")
-    (folder / "finding.json").write_bytes(finding_json(finding))
 
 
 def first_shown(
@@ -251,10 +228,8 @@ def first_shown(
     """
     for short in candidates:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(2) as pool:
-            for name, text in (("repro.py", short.text), ("control.py", short.control)):
-                (Path(folder) / name).write_text(text, "utf-8")
-            if short.tensors:
-                (Path(folder) / FILE).write_bytes(tensor_file(short.tensors))
+            for name, data in {**short.written(), "control.py": short.control.encode()}.items():
+                (Path(folder) / name).write_bytes(data)
             control = pool.submit(run_script, [str(Path(folder) / "control.py")], timeout_s, stage)
             code, output = run_script([str(Path(folder) / "repro.py")], timeout_s, stage)
             right, said = control.result()

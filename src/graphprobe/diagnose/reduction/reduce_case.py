@@ -11,8 +11,8 @@ from typing import Any
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
+from graphprobe.diagnose.dossier.long import owns_of
 from graphprobe.diagnose.dossier.report import title_of
-from graphprobe.diagnose.dossier.repro import owns_of
 from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.writer import first_shown, run_repro
 from graphprobe.diagnose.reduction import signature as sign

@@ -29,6 +29,7 @@ from graphprobe.probe.dump.overflow_rules import (
 from graphprobe.probe.dump.running import DumpModel, GraphCall, GraphOp, OpExecution, Values
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op, logger
 from graphprobe.probe.dump.tensors import is_tensor, read_back
+from graphprobe.probe.formats import GUARD, assembled
 from graphprobe.probe.formats.literals import Literals, Unreproducible
 from graphprobe.store.dump_format import RECORD_KEY
 from graphprobe.store.dump_reader import OVERFLOW
@@ -41,11 +42,7 @@ HELD_BYTES = 256 << 20
 STEPS_REMEMBERED = 16
 MOST_CARRIERS = 64
 
-_TEMPLATE = '''"""Runs {name} again on the inputs in {file}: {why}. Exit code 1 when it happens again."""
-import json, math, pathlib, struct, sys
-import torch
-
-inf, nan = math.inf, math.nan
+_VALUES = """inf, nan = math.inf, math.nan
 data = pathlib.Path(__file__).with_name({file!r}).read_bytes()
 length = struct.unpack("<Q", data[:8])[0]
 header = json.loads(data[8 : 8 + length])
@@ -57,10 +54,9 @@ def value(name):
     meta, raw = slots[name], bytearray(data[8 + length + begin : 8 + length + end])
     dtype = getattr(torch, meta["dtype"])
     flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if raw else torch.empty(0, dtype=dtype)
-    return flat.reshape(meta["shape"])
+    return flat.reshape(meta["shape"])"""
 
-
-result = {call}
+_CHECK = """result = {call}
 outputs = result if isinstance(result, (tuple, list)) else [result]
 found = 0
 for index, output in enumerate(outputs):
@@ -69,9 +65,7 @@ for index, output in enumerate(outputs):
         {test}
         print(f"output.{{index}}: {{count}} of {{output.numel()}} elements {what}")
         found += count
-sys.exit(1 if found else 0)
-'''
-
+sys.exit(1 if found else 0)"""
 _NOT_FINITE = "count = int((~torch.isfinite(wide)).sum())"
 _AT_THE_END = "count = int((wide.abs() == torch.finfo(output.dtype).max).sum())"
 
@@ -307,14 +301,16 @@ def repro_of(op: GraphOp, inputs: Values, *, file: str, why: str, saturated: boo
     function = _function(op)
     if function is None or arguments is None:
         return None
-    return _TEMPLATE.format(
-        name=op.info.op_name,
-        file=file,
-        key=RECORD_KEY,
-        why=why.replace('"', "'"),
-        call=f"{function}({', '.join(arguments)})",
-        test=_AT_THE_END if saturated else _NOT_FINITE,
-        what="at the end of the range" if saturated else "not finite",
+    test, what = (_AT_THE_END, "at the end of the range") if saturated else (_NOT_FINITE, "not finite")
+    return assembled(
+        [f"Runs {op.info.op_name} again on the inputs in {file}: {why}. Exit code 1 when it happens again."],
+        ["import json, math, pathlib, struct, sys", "import torch"],
+        [
+            _VALUES.format(file=file, key=RECORD_KEY),
+            _CHECK.format(call=f"{function}({', '.join(arguments)})", test=test, what=what),
+        ],
+        first=["", GUARD],
+        gap="\n\n\n",
     )
 
 

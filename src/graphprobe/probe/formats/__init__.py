@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import msgspec
 
 GUARD = (
@@ -27,3 +29,19 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     constants: bytes | None = None
     constants_name: str = "{stem}.constants.safetensors"
     problems: tuple[str, ...] = ()
+
+
+def assembled(
+    notes: Sequence[str],
+    imports: Collection[str],
+    parts: Sequence[str],
+    *,
+    first: Sequence[str] = (),
+    lines: Sequence[str] = (),
+    gap: str = "\n\n",
+) -> str:
+    """A script: comments, imports between lines that come first and others, then its parts; `gap` is between these."""
+    ordered = sorted(imports, key=lambda line: ("torch" in line, line.startswith("from"), line))
+    comments = [f"# {line}".rstrip() for note in notes for line in note.splitlines() or [""]]
+    head = "\n".join([*comments, *first, *ordered, *lines])
+    return gap.join(part.strip("\n") for part in (head, *parts) if part.strip()) + "\n"

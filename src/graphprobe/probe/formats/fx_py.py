@@ -13,7 +13,7 @@ from graphprobe.engine import replay
 from graphprobe.engine.subgraph import attribute
 from graphprobe.engine.values import one_file_bytes, why_not
 from graphprobe.internals.ir.records import source_line
-from graphprobe.probe.formats import GUARD, Script
+from graphprobe.probe.formats import GUARD, Script, assembled
 from graphprobe.probe.formats.literals import Literals, Unreproducible, input_metas, metas_text
 
 BUILD_MODULE = """
@@ -194,6 +194,13 @@ class GraphSource:
             self.problem(f"{path}: {reason}")
             return []
 
+    def code(self, constants: str) -> list[str]:
+        """Texts that define `build()`, behind those of `replay`; `constants`: an expression for the file's path."""
+        made = any(" module(" in text for text in self.functions)
+        loading = f"load_constants({constants})" if self.tensors else "{}"
+        build = f"def build():\n    return build_graph({loading})"
+        return [HELPERS, *([BUILD_MODULE] if made else []), *self.functions, build]
+
 
 def _comment(node: fx.Node) -> str:
     value = node.meta.get("val", node.meta.get("example_value"))
@@ -213,21 +220,17 @@ def example_inputs(gm: fx.GraphModule) -> list[object]:
 
 def preamble(title: str, graph: GraphSource, inputs: Sequence[object]) -> str:
     """A script from its first line to the metas of its inputs: comments, replay code, helpers, `build…` functions."""
-    head = [title, *graph.problems, *dict.fromkeys(graph.literals.notes)]
-    text = "".join(f"# {line}\n" for entry in head for line in entry.splitlines())
-    imports = sorted(graph.literals.imports | {"torch", "torch.fx"})
-    beside = "Path(__file__).resolve().with_suffix('.constants.safetensors')"
-    loading = f"load_constants({beside})" if graph.tensors else "{}"
-    parts = [
-        text + "\n" + GUARD + "\n\n" + replay.embedded(),
-        "".join(f"import {module}\n" for module in imports).rstrip(),
-        HELPERS.strip(),
-        *([BUILD_MODULE.strip()] if any(" module(" in text for text in graph.functions) else []),
-        *graph.functions,
-        f"def build():\n    return build_graph({loading})",
-        f"PROBLEMS = {tuple(graph.problems)!r}\nMETAS = {metas_text(input_metas(inputs))}",
-    ]
-    return "\n\n\n".join(parts) + "\n"
+    return assembled(
+        [title, *graph.problems, *dict.fromkeys(graph.literals.notes)],
+        {f"import {module}" for module in graph.literals.imports | {"torch", "torch.fx"}},
+        [
+            replay.embedded(),
+            *graph.code("Path(__file__).resolve().with_suffix('.constants.safetensors')"),
+            f"PROBLEMS = {tuple(graph.problems)!r}\nMETAS = {metas_text(input_metas(inputs))}",
+        ],
+        first=["", GUARD],
+        gap="\n\n\n",
+    )
 
 
 def fx_py_source(

@@ -15,13 +15,13 @@ from graphprobe.engine import replay
 from graphprobe.engine.values import safetensors_bytes
 from graphprobe.internals.dynamo.frame_failures import FailedFrame
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.formats import GUARD
+from graphprobe.probe.formats import GUARD, assembled
 from graphprobe.probe.frames import replaying
 from graphprobe.probe.frames.replaying import DYNAMIC, FUNCTION
 from graphprobe.program_text import loading
 from graphprobe.program_text.plain_values import Unwritable
 from graphprobe.program_text.sources import NotRecordable
-from graphprobe.program_text.text import placed_text
+from graphprobe.program_text.text import FUTURE, placed_text
 from graphprobe.store import frame_record
 from graphprobe.store.frame_record import Failure, FrameRecord, UserLine
 from graphprobe.store.schema import is_json, json_from_value
@@ -145,31 +145,30 @@ def torch_state(dynamo: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return state, notes
 
 
-def replay_script(record: FrameRecord) -> str:
-    """The text of `replay.py`."""
-    line = record.user_line
-    place = f"{line.file}:{line.line}" if line is not None else f"{record.file}:{record.line}"
-    head = f"""# A frame that torch.compile could not trace: {_one_line(record.function)}, {_one_line(place)}
-# Run it with `python replay.py`; it needs torch and the files beside it. The program is in program.py.
-# It exits 1 while the frame fails as recorded, 0 when it is traced, 125 when it cannot tell.
-
-from __future__ import annotations
-
-{GUARD}
+_QUICK = """\
 import gc
 
 gc.disable()  # what is imported stays, and need not be looked through for garbage again and again, nor at exit
 import torch._dynamo
 
 gc.freeze()
-gc.enable()
-"""
-    tail = """
+gc.enable()"""
+_MAIN = """\
 if __name__ == "__main__":
-    sys.exit(replay_frame(Path(__file__).resolve().parent))
-"""
+    sys.exit(replay_frame(Path(__file__).resolve().parent))"""
+
+
+def replay_script(record: FrameRecord) -> str:
+    """The text of `replay.py`."""
+    line = record.user_line
+    place = f"{line.file}:{line.line}" if line is not None else f"{record.file}:{record.line}"
+    notes = [
+        f"A frame that torch.compile could not trace: {_one_line(record.function)}, {_one_line(place)}",
+        "Run it with `python replay.py`; it needs torch and the files beside it. The program is in program.py.",
+        "It exits 1 while the frame fails as recorded, 0 when it is traced, 125 when it cannot tell.",
+    ]
     own = [replay.embedded(file=file, mark=mark) for file, mark in OWN]
-    return "\n\n".join([head, replay.embedded(), *own, tail])
+    return assembled(notes, [], [_QUICK, replay.embedded(), *own, _MAIN], first=["", FUTURE, "", GUARD])
 
 
 def _one_line(text: str) -> str:

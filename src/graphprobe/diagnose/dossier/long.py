@@ -1,26 +1,36 @@
-"""A repro made of the program itself, for a fault that no piece of it shows alone."""
+"""Writes the long `repro.py`, which compares all there is to see: of a graph with recorded values, or of a program."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
+import pprint
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
-from graphprobe.diagnose.dossier import check, watch
+from graphprobe.diagnose.case import Case
+from graphprobe.diagnose.dossier import check, proof_run
 from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend, why_no_text
-from graphprobe.engine import replay
-from graphprobe.engine.values import safetensors_bytes
-from graphprobe.probe.formats import GUARD
+from graphprobe.diagnose.dossier.template import long_script
+from graphprobe.engine.values import one_file_bytes, safetensors_bytes
+from graphprobe.internals.operators.operators import operator_of
+from graphprobe.probe.formats import Script
+from graphprobe.probe.formats.fx_py import GraphSource
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT, STORED
 from graphprobe.program_text.plain_values import Unwritable, joined
-from graphprobe.program_text.text import FUTURE, ProgramText, program_text
+from graphprobe.program_text.text import ProgramText, program_text
 from graphprobe.store.files import write_new_file
+from graphprobe.store.schema import is_json
 
-TENSORS = "tensors.safetensors"
+CONSTANTS, TENSORS = "constants.safetensors", "tensors.safetensors"
+MOST_REPEATS = 100
+MISS = 1e-3
+"""Chance that a flaky fault does not show in any of the repeats, where their number is not bounded."""
 
 _STORED = f'''def {STORED}(name, dtype, shape):
     """A tensor of {TENSORS}."""
@@ -38,16 +48,103 @@ _USER_FILE = '''def user_file(path):
     spec.loader.exec_module(module)
     return module'''
 
-_USAGE = """# Run it with `python repro.py`; it needs torch, what is imported below, and the files beside it.
-# It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell."""
-_RULE = "# " + "-" * 100
-_BELOW = "# What follows runs the program above uncompiled and compiled, and compares; it is the same in every repro."
-_END = """if __name__ == "__main__":
-    if "--child" in sys.argv:
-        os._exit(child(lambda: Check(**CHECK)))
-    sys.exit(watch({kind!r}, len(CHECK["calls"]), __file__))"""
-_RESERVED = {**vars(watch), **vars(check), **dict.fromkeys(("CHECK", STORED, INSTANCE, "user_file"))}
+_RESERVED = {**vars(proof_run), **vars(check), **dict.fromkeys(("CHECK", STORED, INSTANCE, "user_file"))}
 """Names of the file's own, with what they mean where a program may mean the same by them."""
+
+
+def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
+    """A Python file that exits 1 while the fault of `case` is there, 0 when it is gone, 125 when it cannot tell.
+
+    It needs torch and the standard library, and reads from its own folder: `call<i>.inputs.safetensors` and `.json`
+    for each call, `constants.safetensors` if the graph holds tensors, `allowed.safetensors` if the case has bounds.
+
+    Args:
+        title: first line of the file, as a comment.
+        flaky_rate: how often the fault shows, 0 to 1; a flaky one is tried several times.
+
+    What another process cannot rebuild is listed in `Script.problems`; the file then exits 125.
+    """
+    graph = GraphSource(case.graph)
+    problems = [*graph.problems, *_problems(case)]
+    settings = pprint.pformat(_settings(case, flaky_rate), width=110, sort_dicts=False)
+    own = [_own(key, own) for key, own in owns_of(case).items()]
+    source = long_script(
+        [title, *problems, *dict.fromkeys(graph.literals.notes), ""],
+        {f"import {module}" for module in graph.literals.imports | {"torch", "torch.fx"}},
+        [
+            f"SETTINGS = {settings}\nPROBLEMS = {tuple(problems)!r}",
+            *(["# What the program defines itself.\n" + "\n\n".join(own)] if own else []),
+            *graph.code(f'Path(__file__).resolve().with_name("{CONSTANTS}")'),
+        ],
+        make="CaseCheck(build, SETTINGS, PROBLEMS, Path(__file__).resolve().parent)",
+        kind=case.kind,
+        calls=len(case.calls),
+        recorded=True,
+    )
+    constants = one_file_bytes(graph.tensors) if graph.tensors else None
+    return Script(source=source, constants=constants, constants_name=CONSTANTS, problems=tuple(problems))
+
+
+def owns_of(case: Case) -> dict[str, OwnBackend]:
+    """What the program has made itself: its `backend`, and its functions by the settings that hold them."""
+    backend = {"backend": case.own_backend} if case.own_backend is not None else {}
+    return {**backend, **case.hooks}
+
+
+def _own(key: str, own: OwnBackend) -> str:
+    """Texts that run in a namespace each, so that no name means two things."""
+    text = own.text.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    facts = {"name": own.name, "shown": own.shown, "folder": own.folder}
+    return f'SETTINGS["own"]["{key}"] = {facts!r}\nSETTINGS["own"]["{key}"]["text"] = """\\\n{text}\n"""'
+
+
+def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
+    configs = case.configs
+    if case.caches:
+        configs["inductor"] = {"fx_graph_cache": True, **configs["inductor"]}
+        configs["functorch"] = {"enable_autograd_cache": True, **configs["functorch"]}
+    return {
+        "kind": case.kind,
+        "backend": case.backend if case.own_backend is None else case.own_backend.name,
+        "dynamic": case.dynamic,
+        "via": case.via,
+        "grad": case.grad,
+        "calls": len(case.calls),
+        "repeats": repeats_for(flaky_rate),
+        "autocast": not is_aten(case.graph),
+        "allowed": bool(case.allowed),
+        "unsaved": list(case.unsaved_settings),
+        "own": {},
+        "configs": {name: changes if is_json(changes) else {} for name, changes in configs.items()},
+    }
+
+
+def _problems(case: Case) -> list[str]:
+    found = list(case.unsaved)
+    found += [f"call {i}: {line}" for i, call in enumerate(case.calls) for line in call.opaque]
+    for name in ("inductor_config", "functorch_config", "dynamo_config"):
+        bad = [key for key, value in getattr(case, name).items() if not is_json({key: value})]
+        found += [f"{name}: {key} has no JSON value" for key in bad]
+    if case.allowed and len(case.allowed) != len(case.calls):
+        found.append(f"{len(case.calls)} calls, allowed differences for {len(case.allowed)}")
+    return found if case.calls else [*found, "no call was captured"]
+
+
+def repeats_for(flaky_rate: float) -> int:
+    """How often a fault that shows at this rate, 0 to 1, has to be tried."""
+    if flaky_rate >= 1:
+        return 1
+    return min(MOST_REPEATS, math.ceil(math.log(MISS) / math.log1p(-flaky_rate))) if flaky_rate else MOST_REPEATS
+
+
+def is_aten(graph: fx.GraphModule) -> bool:
+    """Whether all calls are operators, which autocast does not see the way it sees functions of torch."""
+    calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
+    return all(node.op == "call_function" and _is_plain(node.target) for node in calls)
+
+
+def _is_plain(target: Any) -> bool:
+    return operator_of(target) is not None or getattr(target, "__module__", "") in ("_operator", "math")
 
 
 def write_program_proof(
@@ -98,8 +195,8 @@ def write_program_proof(
         return [str(error)]
     more = {"grad": grad, "tolerance": tolerance}
     arguments = joined("CHECK = dict(", _check_arguments(text, given, more, between=between is not None), ")")
-    body = [*state_lines(grad), *setting_lines(settings or {})], text.text, own_text
-    script = _script([what, *notes], text, ["\n".join(body[0]), *body[1:]], arguments, kind)
+    body = ["\n".join([*state_lines(grad), *setting_lines(settings or {})]), text.text, own_text, arguments]
+    script = _script([what, *notes], text, body, kind, len(calls))
     files = {"repro.py": script.encode(), **{name: part.encode() for name, part in text.files.items()}}
     if text.stored:
         files[TENSORS] = safetensors_bytes(text.stored, {"format": "pt"})
@@ -133,10 +230,8 @@ class _Name(str):
     __repr__ = str.__str__
 
 
-def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], arguments: str, kind: str) -> str:
-    used = "\n".join([*body, arguments])
-    imports = set(text.imports)
-    helpers = []
+def _script(notes: Sequence[str], text: ProgramText, body: Sequence[str], kind: str, calls: int) -> str:
+    used, imports, helpers = "\n".join(body), set(text.imports), []
     if f"{INSTANCE}(" in used:
         helpers.append(INSTANCE_TEXT)
     if f"{STORED}(" in used:
@@ -145,22 +240,9 @@ def _script(head: Sequence[str], text: ProgramText, body: Sequence[str], argumen
     if "user_file(" in used:
         helpers.append(_USER_FILE)
         imports |= {"import importlib.util", "import sys", "from pathlib import Path"}
-    ordered = sorted(imports, key=lambda line: (not line.startswith("import"), line))
-    beside = ""
-    if text.files:
-        beside = "import os\nimport sys\n\nsys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))\n"
-    parts = [
-        "".join(f"# {line}".rstrip() + "\n" for entry in head for line in entry.splitlines())
-        + f"{_USAGE}\n\n{FUTURE}\n\n{GUARD}\n{beside}\n"
-        + "\n".join(ordered),
-        *helpers,
-        *filter(None, body),
-        arguments,
-        f"{_RULE}\n{_BELOW}\n\n{replay.embedded(file=watch.__file__, mark='watch')}",
-        replay.embedded(file=check.__file__, mark="check"),
-        _END.format(kind=kind),
-    ]
-    return "\n\n\n".join(part.strip() for part in parts) + "\n"
+    beside = ["import os, sys", "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))"] if text.files else []
+    make = "Check(**CHECK)"
+    return long_script(notes, imports, [*helpers, *body], make=make, kind=kind, calls=calls, first=beside)
 
 
 def _text_of(roots: Mapping[str, Any]) -> tuple[ProgramText, list[str]]:

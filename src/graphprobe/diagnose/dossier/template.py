@@ -1,11 +1,14 @@
-"""The last lines of a short repro: run uncompiled and compiled, compare, and exit with 1, 0 or 125."""
+"""The template of every repro: head, body, check. Checks are five short texts, and a long one that compares all."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from graphprobe.diagnose.dossier import case_check, check, proof_run
+from graphprobe.engine import replay
+from graphprobe.probe.formats import GUARD, assembled
 from graphprobe.program_text.text import FUTURE
 
 RAISING = ("crash_compile", "crash_runtime", "extra_exception")
@@ -29,7 +32,7 @@ RAMP = "sum((t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t 
 
 _VALUES = """\
 expected, actual = {eager}, {compiled}
-for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{missing}
+for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{other}
     try:
         torch.testing.assert_close(have, want{bound}, equal_nan=True)
     except AssertionError as error:
@@ -40,17 +43,17 @@ print("compiled and uncompiled agree")"""
 
 _BRIEF = """\
 expected, actual = {eager}, {compiled}
-for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{missing}
+for i, (want, have{more}) in enumerate(zip(expected, actual{bounds})):{other}
     bad = ~torch.isclose(have, want{bound}, equal_nan=True)
     if bad.any():
         sys.exit(f"value {{i}} at {{bad.nonzero()[0].tolist()}}: expected {{want[bad][0]}}, actual {{have[bad][0]}}")"""
 
-_MISSING = """
-    if want is None or have is None:
-        if want is not have:
+_OTHER = """
+    if isinstance(want, str | None) or have is None:
+        if want != have:
             sys.exit(f"value {i}: expected {want}, actual {have}")
         continue"""
-"""Between two values, of which either can be None."""
+"""Between two values, of which either can be None or a text."""
 
 _ONCE = """\
         faulthandler.dump_traceback_later({limit}, exit=True)  # seconds, after which it tells where it hangs
@@ -64,6 +67,16 @@ _OFTEN = """\
 
 MOST_LINES, FULL_LINES = 40, 60
 """Of a script: a longer one compares in fewer lines; one longer than the second has no empty lines in any case."""
+
+_RULE = "# " + "-" * 100
+_LONG_USAGE = (
+    "Run it with `python repro.py`; it needs torch, what is imported below, and the files beside it.",
+    "It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell.",
+)
+_LONG = """\
+if "--child" in sys.argv:
+    os._exit(child(lambda: {make}))
+sys.exit(watch({kind!r}, {calls}, __file__))"""
 
 _EQUAL = """\
 expected, actual = {eager}, {compiled}
@@ -137,7 +150,7 @@ def check_text(
         return _RAISED.format(unexpected="", wrong="", **names)
     if kind in FACTS or text:
         return _EQUAL.format(**names)
-    values, names["missing"] = _BRIEF if brief else _VALUES, _MISSING if optional or kind == "wrong_gradient" else ""
+    values, names["other"] = _BRIEF if brief else _VALUES, _OTHER if optional or kind == "wrong_gradient" else ""
     if not bounds:
         return values.format(more="", bounds="", bound="", **names)
     if len(set(bounds)) == 1:
@@ -159,22 +172,69 @@ def repeated(text: str, times: int) -> str:
 
 
 def script_of(
-    parts: Sequence[str], check_of: Callable[[bool], str], notes: Sequence[str], modules: Sequence[str], *lines: str
+    notes: Sequence[str],
+    imports: Collection[str],
+    body: Sequence[str],
+    check_of: Callable[..., str],
+    lines: Sequence[str] = (),
+    *,
+    as_main: bool = False,
 ) -> str:
-    """A whole script: its head, what it consists of, and the check, in fewer lines where it is long.
+    """A whole script, with a check in fewer lines where it is long.
 
     Args:
-        parts: the program, and the function that runs it; annotations in them stay as they are.
-        check_of: the text of the check, in fewer lines if it is given True.
-        notes, modules, lines: of the head.
+        notes: comments of the head, the title first.
+        imports: statements, beside those that the check needs.
+        body: the program, and the function that runs it; annotations in them stay as they are.
+        check_of: the text of the check, in fewer lines if `brief`.
+        lines: between the imports and the body.
+        as_main: the check runs only where the file is the program: it loads itself again, or forks.
     """
     script = ""
-    for check in map(check_of, (False, True)):
-        head = head_of(notes, modules, "\n".join(parts), check, *lines)
-        script = "\n\n".join(part for part in (head, *parts, check) if part) + "\n"
+    for brief in (False, True):
+        end = check_of(brief=brief)
+        used = {name for name in ("faulthandler", "signal", "runpy") if f"{name}." in end}
+        known = {*imports, "import os", "import sys", "import torch", *(f"import {name}" for name in used)}
+        future = [FUTURE] if re.search(r"def .*(->|\w: )", "\n".join(body)) else []
+        parts = [*body, guarded(end) if as_main else end]
+        script = assembled([notes[0], USAGE, *notes[1:]], known, parts, first=future, lines=["", HOOK, *lines])
         if script.count("\n") <= MOST_LINES:
             break
     return condensed(script)
+
+
+def guarded(text: str) -> str:
+    """Statements that run only if the file is the program."""
+    return "\n".join(['if __name__ == "__main__":', *(f"    {line}".rstrip() for line in text.splitlines())])
+
+
+def long_script(
+    notes: Sequence[str],
+    imports: Collection[str],
+    body: Sequence[str],
+    *,
+    make: str,
+    kind: str,
+    calls: int,
+    first: Sequence[str] = (),
+    recorded: bool = False,
+) -> str:
+    """A whole script that compares all there is to see, in processes of its own.
+
+    Args:
+        make: an expression for the `Check`.
+        kind, calls: of the fault, and how many there are.
+        first: before the imports.
+        recorded: the check is a `CaseCheck`.
+    """
+    files = [(proof_run, "watch"), (check, "check")]
+    if recorded:
+        files = [(proof_run, "watch"), (replay, "replay"), (check, "check"), (case_check, "case")]
+    shared = [replay.embedded(file=one.__file__, mark=mark) for one, mark in files]
+    shared[0] = f"{_RULE}\n# What follows runs the program above uncompiled and compiled, and compares.\n\n{shared[0]}"
+    end = guarded(_LONG.format(make=make, kind=kind, calls=calls))
+    first = ["", FUTURE, "", GUARD, *first, ""]
+    return assembled([*notes, *_LONG_USAGE], imports, [*body, *shared, end], first=first, gap="\n\n\n")
 
 
 def condensed(script: str) -> str:
@@ -184,21 +244,16 @@ def condensed(script: str) -> str:
     return dense if lines > FULL_LINES or lines > MOST_LINES >= dense.count("\n") else script
 
 
-def head_of(notes: Sequence[str], modules: Sequence[str], defined: str, check: str, *lines: str) -> str:
-    """The first lines of a script: comments, imports, what makes an exception no fault, and more lines.
-
-    Args:
-        modules: import statements, beside those of the standard library that the check names.
-        defined: the program's own text, whose annotations stay as they are.
-    """
-    used = {name for name in ("faulthandler", "os", "signal", "runpy") if f"{name}." in HOOK or f"{name}." in check}
-    imports = {*modules, "import sys", "import torch", *(f"import {name}" for name in used)}
-    ordered = sorted(imports, key=lambda line: ("torch" in line, line.startswith("from"), line))
-    comments = [f"# {line}" for note in notes for line in note.splitlines()]
-    future = [FUTURE] if re.search(r"def .*(->|\w: )", defined) else []
-    return "\n".join([*comments, *future, *ordered, "", HOOK, *lines])
-
-
-def facts_text(kind: str) -> str:
-    """The function that takes from tensors what is compared of them; empty where their values are."""
-    return f"def facts(seen):\n    return {FACTS[kind]}\n\n" if kind in FACTS else ""
+def run_text(
+    kind: str, signature: str, lines: Sequence[str], *, contexts: Sequence[str] = (), seed: bool = False
+) -> str:
+    """The function that runs the program and returns what is compared, and before it what takes the facts of that."""
+    if kind in FACTS:
+        lines = [re.sub(r"(?<=return )(.+)", r"facts(\1)", line) for line in lines]
+    if contexts:
+        lines = [f"with {', '.join(contexts)}:", *(f"    {line}" for text in lines for line in text.splitlines())]
+    if seed:
+        lines = ["torch.manual_seed(0)", *lines]
+    body = "\n".join(f"    {line}" for text in lines for line in text.splitlines())
+    facts = f"def facts(seen):\n    return {FACTS[kind]}\n\n" if kind in FACTS else ""
+    return f"{facts}def run({signature}):\n{body}"
