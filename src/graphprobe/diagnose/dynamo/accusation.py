@@ -16,19 +16,11 @@ utils: Any = require("torch._dynamo", "utils", purpose="naming functions of nump
 
 WRAPPED = "wrapped_"
 
-OPERATORS = {
-    "sub": "subtract",
-    "mul": "multiply",
-    "truediv": "true_divide",
-    "floordiv": "floor_divide",
-    "neg": "negative",
-    "eq": "equal",
-    "ne": "not_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
-}
+_OPERATORS = """
+    sub subtract, mul multiply, truediv true_divide, floordiv floor_divide, neg negative, eq equal, ne not_equal,
+    lt less, le less_equal, gt greater, ge greater_equal
+"""
+OPERATORS: dict[str, str] = dict(map(str.split, _OPERATORS.split(",")))
 """Functions of numpy's that go under other names as operators."""
 
 

@@ -11,42 +11,20 @@ from typing import Any, NamedTuple
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 LITERALS: dict[type[ast.AST], str] = {
-    ast.Dict: "dict",
-    ast.DictComp: "dict",
-    ast.List: "list",
-    ast.ListComp: "list",
-    ast.Set: "set",
-    ast.SetComp: "set",
-    ast.Tuple: "tuple",
-    ast.JoinedStr: "str",
+    **dict.fromkeys((ast.Dict, ast.DictComp), "dict"),
+    **dict.fromkeys((ast.List, ast.ListComp), "list"),
+    **dict.fromkeys((ast.Set, ast.SetComp), "set"),
+    **{ast.Tuple: "tuple", ast.JoinedStr: "str"},
 }
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-OPERATORS: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "and_",
-    ast.BitOr: "or_",
-    ast.BitXor: "xor",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Is: "is_",
-    ast.IsNot: "is_not",
-    ast.In: "contains",
-    ast.NotIn: "contains",
-}
+_OPERATORS = """
+    Add add, Sub sub, Mult mul, Div truediv, FloorDiv floordiv, Mod mod, Pow pow, MatMult matmul, LShift lshift,
+    RShift rshift, BitAnd and_, BitOr or_, BitXor xor, Eq eq, NotEq ne, Lt lt, LtE le, Gt gt, GtE ge, Is is_,
+    IsNot is_not, In contains, NotIn contains
+"""
+
+OPERATORS: dict[type[ast.AST], str] = {getattr(ast, k): name for k, name in map(str.split, _OPERATORS.split(","))}
 
 
 class Named(NamedTuple):
