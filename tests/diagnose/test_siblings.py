@@ -68,10 +68,6 @@ def constant_without_values(x: torch.Tensor) -> Any:
     return x * 2, made
 
 
-def made_without_values(x: torch.Tensor) -> Any:
-    return x * 2, torch.ones(2, device="meta")
-
-
 class Turns(Module):
     """Turns to its other mark before each call."""
 
@@ -136,8 +132,6 @@ HEALTHY: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
     "infinity, atanh of tanh": (atanh_of_tanh, (torch.linspace(7, 10, 8),)),
     "infinity, norm of a constant": (norm_of_a_constant, (torch.full((3, 7), 0.1),)),
     "identity, asked of a dict": (Compared(), (POINTS,)),
-    "nested, a mask with gaps": (Encoder(), (POINTS.repeat(2, 4).view(2, 4, 8), torch.tensor([[0, 1, 0, 1]] * 2) > 0)),
-    "a tensor without values": (made_without_values, (POINTS,)),
 }
 
 HIDDEN = torch.ones(2, 4, dtype=torch.bool)
