@@ -1,15 +1,20 @@
 """Weights that something changed between two steps, and memory that nobody read: who is told, and who is not."""
 
+import copy
 import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from compare.pairs import Dumps, Run, compared
+from graphprobe.compare import compare_dumps, open_dump
+from graphprobe.compare.ranks import MergedDump
+from graphprobe.compare.result import UNDECIDED_KINDS
 
 
 def changed(tensor: torch.Tensor, place: int, factor: float) -> None:
@@ -195,3 +200,78 @@ def test_memory_with_whatever_it_holds(
     assert summary.outcome in outcomes
     assert summary.outcome != "same" or summary.findings == []
     assert "out" not in candidate or (summary.first is not None and summary.first.step == 0)
+
+
+Loss = Callable[[nn.Module, torch.Tensor], Any]
+STEPS = 3
+
+
+def squared(net: nn.Module, x: torch.Tensor) -> Any:
+    return net(x).square().mean()
+
+
+def doubled(net: nn.Module, x: torch.Tensor) -> Any:
+    return net(x).square().mul(2.0).mean()
+
+
+def averaged(losses: tuple[Loss, Loss], noise: float, net: nn.Module) -> list[list[np.ndarray]]:
+    """The gradients of each step, as ranks that share them have them."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found, data = [], [torch.Generator().manual_seed(rank) for rank in (0, 1)]
+    for _ in range(STEPS):
+        for loss, drawn in zip(losses, data, strict=True):
+            (loss(net, torch.randn(5, 6, generator=drawn)) / 2).backward()
+        found.append([p.grad.numpy() * np.float32(1 + noise) for p in net.parameters() if p.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@cache
+def of_rank(rank: int, losses: tuple[Loss, Loss], scaled: float = 1.0, noise: float = 0.0) -> Run:
+    """A rank whose gradients something that no dump sees averages with those of another, and scales before step 1."""
+
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+        gradients.extend(averaged(losses, noise, copy.deepcopy(net)))
+        return net
+
+    def run(net: nn.Sequential) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        data = torch.Generator().manual_seed(rank)
+        for step, given in enumerate(gradients):
+            losses[rank](net, torch.randn(5, 6, generator=data)).backward()
+            for parameter, gradient in zip(net.parameters(), given, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.numpy()[:] = gradient * np.float32(scaled if step == 1 else 1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    gradients: list[list[np.ndarray]] = []
+    return Run(run, build)
+
+
+ALL_SQUARED = squared, squared
+RANKS: dict[str, tuple[tuple[Run, ...], list[tuple[str, int, int]]]] = {
+    "rounded": (tuple(of_rank(rank, ALL_SQUARED, noise=1e-7) for rank in (0, 1)), []),
+    "one scaled": ((of_rank(0, ALL_SQUARED), of_rank(1, ALL_SQUARED, 1.05)), [("changed_unseen", 1, 1)]),
+    "all scaled": (tuple(of_rank(rank, ALL_SQUARED, 1.05) for rank in (0, 1)), [("changed_unseen", 0, 1)]),
+    "a call of one": (tuple(of_rank(rank, (squared, doubled)) for rank in (0, 1)), [("extra_call", 1, 0)]),
+    "not recorded": ((of_rank(0, (squared, doubled)),), []),
+}
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+@pytest.mark.parametrize("name", RANKS)
+def test_gradients_that_ranks_share(name: str, data: Any, dumps: Dumps) -> None:
+    runs, causes = RANKS[name]
+    right = [dumps(of_rank(rank, ALL_SQUARED), "reference", data=data) for rank in (0, 1)]
+    candidate, reference = [
+        MergedDump("ranks", {rank: open_dump(path) for rank, path in enumerate(paths[: len(runs)])})
+        for paths in ([dumps(run, data=data) for run in runs], right)
+    ]
+    candidate.facts["world_size"] = "2"
+    with compare_dumps(candidate, reference) as found:
+        named = [(f.kind, f.rank, f.step) for f in found.summary.findings if f.kind not in UNDECIDED_KINDS]
+        assert (named, found.summary.outcome == "different") == (causes, bool(causes))

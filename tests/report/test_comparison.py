@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -21,6 +22,7 @@ from graphprobe.report.comparison import (
     document_from,
     print_call,
     print_comparison,
+    print_end,
     write_csv,
 )
 from graphprobe.report.document import Section
@@ -51,6 +53,19 @@ def test_the_terminal_names_call_slot_and_reason() -> None:
     assert "output.0; the candidate is the worse side" in text
     assert "candidate sin.0.forward: the reference has no such operation with these shapes" in text
     assert "by statistics only" in text
+
+
+@pytest.mark.parametrize(("ranks", "extra"), [("1", ""), ("2", " --rank 1")])
+def test_the_next_command_names_step_and_rank(ranks: str, extra: str) -> None:
+    """Of a call that the reference alone makes, too, unless each rank is held against the only one that it has."""
+    missing = [c for c in chain(APIS) if c.api != "torch.tanh"]
+    sides = [[msgspec.structs.replace(c, rank=1, step=3) for c in calls] for calls in (missing, chain(APIS))]
+    dumps = [MemoryDump(calls, title=title) for calls, title in zip(sides, ("new", "old"), strict=True)]
+    dumps[1].facts["ranks"] = ranks
+    out = io.StringIO()
+    with compare_dumps(*dumps) as comparison:
+        print_end(comparison.summary, "new", "old", file=out)
+    assert f"graphprobe parse old tanh.0.forward --step 3{extra}\n" in out.getvalue()
 
 
 def test_terminal_and_page_are_short_when_nothing_differs() -> None:

@@ -100,8 +100,8 @@ class _Gradients:
         self.step, self.largest, self.far = -1, 0.0, 0.0
         self.shapes: set[object] = set()
 
-    def excess(self, task: Task, row: CallResult) -> float:
-        """See `Mark.gradient`; notes what a backward gives."""
+    def excess(self, task: Task, row: CallResult) -> tuple[float, float]:
+        """See `Mark.gradient` and `Mark.explained`; notes what a backward gives."""
         if task.step != self.step:
             self.step, self.largest, self.far = task.step, 0.0, 0.0
         if row.direction == "backward":
@@ -109,10 +109,9 @@ class _Gradients:
                 if slot.role in OUTPUT_ROLES and slot.reference is not None and slot.reference.shape in self.shapes:
                     self.largest = max(self.largest, rms_of(slot))
                     self.far = max(self.far, distance_of(slot) if slot.level else 0.0)
-            return -1.0
-        if not self.largest or task.candidate.kind == "module":
-            return -1.0
-        found = -1.0
+        found = -1.0, ADDED * self.far
+        if row.direction == "backward" or not self.largest or task.candidate.kind == "module":
+            return found
         for slot in row.slots:
             if slot.role not in ("grad_output", "input") or slot.origin not in ("unrecorded", "computed"):
                 continue
@@ -122,7 +121,7 @@ class _Gradients:
             if mine is None or theirs is None or (_producer(task, 0, mine) >= 0 and _producer(task, 1, theirs) >= 0):
                 continue
             limit = max(GRADIENT_NOISE * unit_of(slot) * self.largest, ADDED * self.far)
-            found = max(found, distance_of(slot) / limit if limit else -1.0)
+            found = max(found, (distance_of(slot) / limit, limit) if limit else found)
         return found
 
 
@@ -134,8 +133,8 @@ class Carried:
         self._kept: dict[int, _StateSeen] = {}
         self._gradients: dict[int, _Gradients] = {}
 
-    def gradient(self, task: Task, row: CallResult) -> float:
-        """See `Mark.gradient`."""
+    def gradient(self, task: Task, row: CallResult) -> tuple[float, float]:
+        """See `Mark.gradient` and `Mark.explained`."""
         found = self._gradients.get(task.rank) or self._gradients.setdefault(task.rank, _Gradients())
         return found.excess(task, row)
 

@@ -8,6 +8,11 @@ from graphprobe.compare.marks import GROWN, LARGE, REGION_NOISE, REWIRED, Decisi
 from graphprobe.compare.places import Places
 from graphprobe.compare.precision import coarsest
 
+GRADIENTS = (
+    "its gradients differ by more than backward calls explain: they were not set to zero, set to zero or left out in "
+    "between, or changed since, and no record shows by what"
+)
+
 
 def doubts(
     marks: Sequence[Mark], places: Places, loose: Collection[int], decisions: Collection[int], *, random: bool
@@ -72,6 +77,14 @@ def _grown(marks: Sequence[Mark], unit: float, decisions: Collection[int]) -> di
             )
             return {m.number: Decision("inconclusive", "inherited", "growth", text)}
     return {}
+
+
+def given_by_ranks(marks: Sequence[Mark], decisions: dict[int, Decision]) -> dict[int, Decision]:
+    """Gradients that differ because of what is accused in another rank up to their step."""
+    causes = [marks[n] for n, d in decisions.items() if d.kind is not None and d.reason != GRADIENTS]
+    told = Decision("differs", "inherited", None, "another rank gave its part of them, as told there")
+    mine = [marks[n] for n, d in decisions.items() if d.reason == GRADIENTS]
+    return {m.number: told for m in mine if any(c.rank != m.rank and c.step <= m.step for c in causes)}
 
 
 def other_order(mark: Mark, elsewhere: dict[int, Mark]) -> Decision | None:

@@ -14,7 +14,15 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from graphprobe.compare.doubt import doubts, form_differs, other_order, state_differs, unrecorded_differs
+from graphprobe.compare.doubt import (
+    GRADIENTS,
+    doubts,
+    form_differs,
+    given_by_ranks,
+    other_order,
+    state_differs,
+    unrecorded_differs,
+)
 from graphprobe.compare.marks import (
     GROWN,
     LARGE,
@@ -25,6 +33,7 @@ from graphprobe.compare.marks import (
     Decision,
     Inherited,
     Mark,
+    add_up_between_ranks,
     inherited_by,
     inherited_by_backwards,
     inherited_by_collectives,
@@ -66,11 +75,6 @@ REGION_STEP = 2.0
 
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "growth")
 
-GRADIENTS = (
-    "its gradients differ by more than backward calls explain: they were not set to zero, set to zero or left out in "
-    "between, or changed since, and no record shows by what"
-)
-
 SKIPPED, UNSURE, OK, WORSE = 1, 2, 3, 4
 
 
@@ -101,6 +105,7 @@ def locate(
     loose: Collection[int] = (),
     split: Collection[tuple[int, int]] = (),
     complete: bool = True,
+    world: int = 1,
 ) -> Located:
     """Decides on every row.
 
@@ -115,12 +120,15 @@ def locate(
         split: ranks and steps in which one side takes in several parts, one after the other, what the other takes at
             once: there, calls without a partner are parts, and only what they add up to can be compared.
         complete: all that was recorded could be read, so that a step of an optimizer that is not there was not taken.
+        world: how many ranks the run had.
     """
     loose = frozenset(m.number for m in marks if m.number in loose and (m.rank, m.step) not in split)
-    walk = _Walk(marks, Places(marks, alike=alike), loose, split, connected, complete)
+    add_up_between_ranks(marks, world)
+    walk = _Walk(marks, Places(marks, alike=alike), loose, split, connected, complete, world)
     for mark in marks:
         walk.pass_by(mark)
     result = walk.result
+    result.decisions.update(given_by_ranks(marks, result.decisions))
     _drop_containers(marks, result)
     _join(marks, result)
     _pass_on(marks, result)
@@ -139,7 +147,7 @@ class _Walk:
         entered: ranks and steps in which an error came in by something else than a paired call.
         parted: ranks and steps with parts, whose noise nobody has measured.
         formal: calls that differ in form, or get a weight that was changed: so do their backwards.
-        alone_of_ranks: no other rank was recorded: what collectives get of others is not known.
+        alone_of_ranks: not all ranks were recorded: what collectives get of others is not known.
         inside: of a module, what innocent modules inside it give.
         lacking: ranks in which a gradient is missing on one side: parameters are not changed by it.
         accused: ranks in which a cause was named.
@@ -156,13 +164,14 @@ class _Walk:
         split: Collection[tuple[int, int]],
         connected: bool,
         complete: bool,
+        world: int,
     ) -> None:
         self.result = Located()
         self.marks = marks
         self.places, self.loose, self.split, self.connected = places, loose, split, connected
         forwards = inherited_by_backwards(marks)
         self.inherited = [inherited_by(m, forwards) for m in marks]
-        self.alone_of_ranks = len({m.rank for m in marks}) == 1
+        self.alone_of_ranks = len({m.rank for m in marks}) < max(world, 2)
         self.together = inherited_by_collectives(marks, self.inherited)
         self.factors = _amplifications(marks, self.inherited)
         self.odd = out_of_line([m for m in marks if not m.side], self._cast())
@@ -239,7 +248,7 @@ class _Walk:
         if decision is None and not container and not in_part:
             decision = _numbers(mark, got, self.factors.get(mark.group), self.result)
             if decision is not None and decision.blame == "local" and mark.collective and self.alone_of_ranks:
-                text = "it gives what other ranks gave to it, and the dumps are of one rank alone"
+                text = "it gives what other ranks gave to it, and the dumps are not of all ranks"
                 decision = Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
         if drawn and decision is not None and decision.kind in NUMERIC and WORSE not in mark.truths:
             decision = Decision("inconclusive", "random", None, "random numbers that differ come before it")
@@ -286,8 +295,7 @@ class _Walk:
             return None
         self.parted.update([self.here] if mark.part else [])
         known = drawn or mark.rank in self.accused or self.in_parts or self.here in self.other_parameters
-        # With several ranks, what a gradient gets of the others in the backward is in no record.
-        if not known and self.alone_of_ranks and mark.gradient > (PEAK if max(self.alone) > REGION else 1.0):
+        if not known and mark.gradient > (PEAK if max(self.alone) > REGION else 1.0):
             self.entered.add(self.here)
             return Decision("differs", "structure", "changed_unseen", GRADIENTS)
         region = REGION_NOISE if max(self.alone) > REGION or self.here in self.parted else REWIRED * FLAT
@@ -370,16 +378,8 @@ def _accuse(lone: Mark, user: Mark | None, places: Places, result: Located, why:
         kind, text = "extra_call", "the reference lacks it, and what it gives is used"
     else:
         kind, text = "missing_call", "the candidate lacks it, and the reference uses what it gives"
-    before = places.before(lone)
-    result.decisions[lone.number] = Decision(
-        "differs",
-        "structure",
-        kind,
-        why or text,
-        after=before.number if before is not None else -1,
-        before=user.number if user is not None else -1,
-        instead=instead.number if instead is not None else -1,
-    )
+    around = [-1 if m is None else m.number for m in (places.before(lone), user, instead)]
+    result.decisions[lone.number] = Decision("differs", "structure", kind, why or text, *around)
 
 
 def _entered(

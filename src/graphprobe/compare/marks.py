@@ -71,7 +71,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         scalar, shape, random, values: flags. `undefined`: it reads memory that nobody has written to, and does not
             overwrite all of it.
         gradient: of gradients that it gets after backward calls, and that no call is known to give, how far they are
-            apart, in units of what those calls explain; −1 without any.
+            apart, in units of what those calls explain, which is `explained`; −1 without any.
         other_parameters: a step of an optimizer that has a parameter on one side alone.
         kept: it gives back what it got.
         cast: it is a call without a partner that converts to a coarser dtype.
@@ -130,6 +130,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     part: bool = False
     moved: bool = False
     gradient: float = -1.0
+    explained: float = 0.0
     other_parameters: bool = False
     kept: bool = False
     cast: bool = False
@@ -250,6 +251,19 @@ def pass_to_backwards(marks: Sequence[Mark]) -> None:
         forward = forwards.get((m.rank, m.step, m.me)) if m.backward and not m.side else None
         if forward is not None:
             m.compiled, m.region, m.random = True, forward.region, forward.random
+
+
+def add_up_between_ranks(marks: Sequence[Mark], world: int) -> None:
+    """Hold gradients against what the backwards of all ranks explain; nothing exceeds that of ranks nobody recorded."""
+    most: dict[int, dict[int, float]] = {}
+    for m in marks:
+        ranks = most.setdefault(m.step, {})
+        ranks[m.rank] = max(ranks.get(m.rank, 0.0), m.explained)
+    unseen = len({m.rank for m in marks}) < world
+    for m in marks:
+        if m.gradient > 0:
+            others = math.inf if unseen else sum(most[m.step].values()) - most[m.step][m.rank]
+            m.gradient *= m.explained / (m.explained + others)
 
 
 def me_of(call: Call) -> int:

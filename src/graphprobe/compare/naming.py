@@ -7,56 +7,21 @@ import functools
 VENDORS = ("npu_", "cuda_", "cudnn_", "miopen_", "mkldnn_", "mps_", "xpu_", "mlu_", "hpu_", "musa_")
 """Prefixes that say for which device an operation is, and not what it computes."""
 
-SYNONYMS: dict[str, str] = {
-    "multiply": "mul",
-    "divide": "div",
-    "true_divide": "div",
-    "truediv": "div",
-    "subtract": "sub",
-    "absolute": "abs",
-    "negative": "neg",
-    "invert": "bitwise_not",
-    "clip": "clamp",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "less": "lt",
-    "less_equal": "le",
-    "not_equal": "ne",
-    "concat": "cat",
-    "concatenate": "cat",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
-    "moveaxis": "movedim",
-    "arctan": "atan",
-    "arcsin": "asin",
-    "arccos": "acos",
-    "fix": "trunc",
-    "floordiv": "floor_divide",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift",
-    "rshift": "bitwise_right_shift",
-    "mod": "remainder",
-    "_softmax": "softmax",
-    "_log_softmax": "log_softmax",
-    "native_layer_norm": "layer_norm",
-    "native_group_norm": "group_norm",
-    "native_batch_norm": "batch_norm",
-    "native_dropout": "dropout",
-    "convolution": "conv",
-    "_convolution": "conv",
-    "conv1d": "conv",
-    "conv2d": "conv",
-    "conv3d": "conv",
-    "fusedlayernorm": "layernorm",
-    "mixedfusedlayernorm": "layernorm",
-    "fusedrmsnorm": "rmsnorm",
-    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_attention_math": "scaled_dot_product_attention",
-}
+SAME = """
+    mul multiply; div divide true_divide truediv; sub subtract; abs absolute; neg negative; bitwise_not invert;
+    clamp clip; gt greater; ge greater_equal; lt less; le less_equal; ne not_equal; cat concat concatenate;
+    transpose swapaxes swapdims; movedim moveaxis; atan arctan; asin arcsin; acos arccos; trunc fix;
+    floor_divide floordiv; bitwise_and and; bitwise_or or; bitwise_xor xor; bitwise_left_shift lshift;
+    bitwise_right_shift rshift; remainder mod; softmax _softmax; log_softmax _log_softmax;
+    layer_norm native_layer_norm; group_norm native_group_norm; batch_norm native_batch_norm; dropout native_dropout;
+    conv convolution _convolution conv1d conv2d conv3d; layernorm fusedlayernorm mixedfusedlayernorm;
+    rmsnorm fusedrmsnorm;
+    scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math
+"""
+"""Rows of names with one meaning, of which the first stands for all."""
+
+SYNONYMS = {name: row.split()[0] for row in SAME.split(";") for name in row.split()[1:]}
 """Last part of a name, and the name that stands for both. A pair of such calls still needs shapes that agree."""
 
 IN_PLACE_DUNDERS = frozenset(

@@ -14,7 +14,7 @@ import msgspec
 from graphprobe.compare.align import align
 from graphprobe.compare.bitwise import hold_to_bits
 from graphprobe.compare.carried import Carried, slot_named
-from graphprobe.compare.judge import Judge, Task, name_of, split_between
+from graphprobe.compare.judge import Judge, Task, name_of, split_between, world_of
 from graphprobe.compare.locate import Located, locate
 from graphprobe.compare.marks import Decision, Mark, family_of, mark_of, me_of, modules_of, spot_of
 from graphprobe.compare.naming import canonical
@@ -155,6 +155,7 @@ def _compared(candidate: CallDump, reference: CallDump, chosen: Options) -> Comp
             loose=work.loose(),
             split=work.split,
             complete=complete,
+            world=max(world_of(candidate), world_of(reference)),
         )
         comparison = Comparison(work.summary(located), spool, located.decisions)
         work.finish(comparison, located)
@@ -286,7 +287,7 @@ class _Work:
         mark = mark_of(task, row)
         place = task.places
         mark.wired = wires_of(plan, task, row)
-        mark.gradient = self.carried.gradient(task, row)
+        mark.gradient, mark.explained = self.carried.gradient(task, row)
         mark.strays = self.carried.strays(task, row)
         if task.candidate.kind == "optimizer":
             self.carried.add(task)

@@ -12,7 +12,7 @@ import msgspec
 from torch.fx import Node
 
 from graphprobe.engine.naming import module_in_words, module_of, op_of, program_line_of, source_of
-from graphprobe.engine.subgraph import is_view, producer
+from graphprobe.engine.subgraph import CALLS, is_view, producer
 from graphprobe.errors import Raised
 from graphprobe.findings import Finding, Stage
 from graphprobe.internals.names import require
@@ -57,6 +57,10 @@ CALLED_ONCE = PASSES | {"lowering", "codegen"}
 """Stages of which the outermost frame is the work's beginning."""
 
 MATCHER = "torch._inductor.pattern_matcher"
+UNHASHED = (
+    "Inductor takes what this makes as a constant, and its cache of code cannot hash it. With "
+    "torch._inductor.config.fx_graph_cache = False nothing is hashed."
+)
 
 
 class Culprit(msgspec.Struct, kw_only=True, frozen=True):
@@ -132,7 +136,10 @@ def _origin(links: list[list[FrameType]]) -> Origin:
     matched = _matched(passed) if stage in PASSES else []
     node = matched[-1] if matched else _node(passed, _inside(links, stage), stage)
     if node is None:
-        return Origin(stage=stage, pass_=named, pattern=pattern)
+        made = _hashed(passed)
+        return (
+            Origin.at(made, stage=stage, reason=UNHASHED) if made else Origin(stage=stage, pass_=named, pattern=pattern)
+        )
     if isinstance((made_by := producer(node)).target, Overload):  # of a tensor in Dynamo's graph, indexing computes
         node = made_by
     also = [op for op in dict.fromkeys(map(op_of, reversed(matched))) if op != op_of(node)]
@@ -213,6 +220,18 @@ def _node(passed: list[FrameType], inside: list[FrameType], stage: Stage) -> Nod
             if node is not None and node.op not in ("placeholder", "output", "get_attr") and not _of_a_loop(node):
                 return node
     return None
+
+
+def _hashed(passed: list[FrameType]) -> Node | None:
+    """The call of Dynamo's graph that makes a constant, where this was being hashed."""
+    value = next((f.f_locals.get("t") for f in passed if f.f_code.co_name == "_reduce_tensor"), None)
+    nodes = [v for f in passed for v in list(f.f_locals.values()) if isinstance(v, Node)]
+    calls = [n for n in nodes[-1].graph.nodes if n.op in CALLS and not n.all_input_nodes] if nodes else []
+
+    def look(tensor: Any) -> tuple[Any, ...]:
+        return tuple(getattr(tensor, name, None) for name in ("shape", "dtype", "device"))
+
+    return next((n for n in calls if value is not None and look(n.meta.get("example_value")) == look(value)), None)
 
 
 def _of_a_loop(node: Node) -> bool:

@@ -275,9 +275,8 @@ def _culprit(ladder: Ladder, origin: Origin | None, first: Difference, point: Gr
     known = Culprit(pass_=ladder.raised_in)
     if origin is not None and (origin.op or origin.pass_):
         known = msgspec.structs.replace(origin, pass_=origin.pass_ or known.pass_)
-    if origin is not None and origin.pattern:
-        reason = told_more(first.text, f"It was raised while {origin.pattern} was matched.")
-        known = msgspec.structs.replace(known, reason=reason)
+    more = f"It was raised while {origin.pattern} was matched." if origin and origin.pattern else known.reason
+    known = msgspec.structs.replace(known, reason=told_more(first.text, more) if more else "")
     expected = ladder.reference.eager[0][first.call] if ladder.reference is not None else None
     below = ladder.seen("aot").report
     if known.source is None and (line := user_line(first.log)):

@@ -168,7 +168,8 @@ def print_end(
         facts.append(("where", ", ".join(part for part in (place, at) if part)))
         follow = ["graphprobe", "parse", candidate if finding.candidate is not None else reference, call.label]
         follow += ["--step", str(finding.step)]
-        follow += ["--rank", str(finding.rank)] if finding.candidate is not None else []
+        several = summary.reference.facts.get("ranks", "1") != "1"  # else each rank is held against that one
+        follow += ["--rank", str(finding.rank)] if finding.candidate is not None or several else []
     print_closing(f"{word}: {said}", facts, follow=follow, style=f"bold {STYLES[tone]}", file=file)
 
 

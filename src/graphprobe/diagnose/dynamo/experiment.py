@@ -99,12 +99,10 @@ def pieces_run(program: Program, functions: Sequence[types.FunctionType]) -> lis
     def watch(number: int, kind: str, *args: Any, **kwargs: Any) -> Any:
         inside[number].update(dict.fromkeys(running))
         running.append(number)
-        if (
-            kind == "call"
-            and isinstance(args[0], torch.nn.Module)
-            and (made := type(args[0]).__name__) not in names[number]
-        ):
-            names[number].insert(0, made)
+        owner = args[0] if kind == "method" and isinstance(args[0], torch.nn.Module) else None
+        module = owner._modules.get(args[1]) if owner is not None else args[0] if kind == "call" else None
+        if isinstance(module, torch.nn.Module) and type(module).__name__ not in names[number]:
+            names[number].insert(0, type(module).__name__)
         try:
             return run_piece(kind, args, kwargs)
         except Exception as error:
@@ -191,8 +189,8 @@ class _Experiment:
             calls = self._calls(lambda: self._run(*key))
             exactly = self._exactly or not (key[0] or calls is None or compare(self.reference, calls))
             self._exactly = exactly
-            same = identical if exactly else _alike
-            self._known[key] = calls is not None and same(self.reference, calls)
+            same = calls is not None and identical(self.reference, calls)
+            self._known[key] = same or not (exactly or calls is None or compare(self.reference, calls))
         return self._known[key]
 
     def _run(self, pieces: frozenset[int], way: Way) -> list[ObservationRecord]:
@@ -245,10 +243,6 @@ class _Experiment:
         if not guilty and not self.proven([first]):
             reason = "the program is right if this is not compiled, and the graph breaks here"
         return _accused([pieces[n] for n in (first, *rest, *within)], 1 + len(rest), reason)
-
-
-def _alike(reference: Reference, calls: Sequence[Any]) -> bool:
-    return not compare(reference, calls)
 
 
 def _accused(pieces: Sequence[SourcePiece], sure: int, reason: str) -> Culprit:

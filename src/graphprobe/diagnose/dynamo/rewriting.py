@@ -223,11 +223,8 @@ class _Rewriter(ast.NodeTransformer):
         if last_of(func) in (UNTOUCHED if node.args else {*UNTOUCHED, *OF_FRAMES}):
             return node
         names = ["format"] if method and func.attr == "format" else [name or "call"]
-        if method:
-            return self._expression(
-                node, names, "method", [func.value, ast.Constant(func.attr), *node.args], node.keywords
-            )
-        return self._expression(node, names, "call", [node.func, *node.args], node.keywords)
+        called = [func.value, ast.Constant(func.attr)] if method else [node.func]
+        return self._expression(node, names, "method" if method else "call", [*called, *node.args], node.keywords)
 
     def _operator(self, node: Any, name: str, *operands: Any, shown: str = "") -> Any:
         return self._expression(node, [shown or f"operator.{name}"], "op", [ast.Constant(name), *operands])
@@ -239,9 +236,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
-        return (
-            node if isinstance(node.operand, ast.Constant) else self._operator(node, UNARY[type(node.op)], node.operand)
-        )
+        plain = isinstance(node.operand, ast.Constant)
+        return node if plain else self._operator(node, UNARY[type(node.op)], node.operand)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
@@ -250,9 +246,8 @@ class _Rewriter(ast.NodeTransformer):
             return node
         if isinstance(op, ast.In):
             return self._operator(node, "in", right, left, shown="operator.contains")
-        return self._operator(
-            node, OPERATORS[type(op)], left, right, shown="is" if isinstance(op, (ast.Is, ast.IsNot)) else ""
-        )
+        shown = "is" if isinstance(op, (ast.Is, ast.IsNot)) else ""
+        return self._operator(node, OPERATORS[type(op)], left, right, shown=shown)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         shown = ast.unparse(node)
@@ -349,12 +344,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         target = next((t for t in node.targets if not isinstance(t, ast.Name)), None)
-        entry = isinstance(target, ast.Subscript)
-        shown = (
-            f"{ast.unparse(target.value)}.__delitem__"
-            if isinstance(target, ast.Subscript) and entry
-            else ast.unparse(node)
-        )
+        shown = f"{ast.unparse(target.value)}.__delitem__" if isinstance(target, ast.Subscript) else ast.unparse(node)
         return node if target is None else self._statement(node, [shown])
 
     def _is_outer(self, node: Any) -> bool:
@@ -447,11 +437,8 @@ def _flat(target: ast.AST) -> Iterator[ast.AST]:
 
 
 def _stored(target: Any, sign: str) -> str:
-    return (
-        f"{ast.unparse(target.value)}.__setitem__"
-        if isinstance(target, ast.Subscript)
-        else f"{ast.unparse(target)} {sign}"
-    )
+    entry = isinstance(target, ast.Subscript)
+    return f"{ast.unparse(target.value)}.__setitem__" if entry else f"{ast.unparse(target)} {sign}"
 
 
 def _index(node: Any) -> Any:

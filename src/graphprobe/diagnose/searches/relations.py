@@ -6,18 +6,20 @@ import contextlib
 import itertools
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
+from unittest import mock
 
 import msgspec
 import torch
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.dynamo.frame_places import places_of, users_source
+from graphprobe.diagnose.dynamo.frame_places import is_users, places_of, users_source
 from graphprobe.diagnose.dynamo.python_culprit import functions_of, returned_names
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program, tensors_of
@@ -30,7 +32,9 @@ from graphprobe.findings import Finding, Stage, told_more
 from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.names import require
 from graphprobe.judge.effect_walk import names_of_code
-from graphprobe.judge.judging import Difference
+from graphprobe.judge.judging import Difference, compare
+from graphprobe.judge.observation import read
+from graphprobe.judge.uncompiled import Reference
 from graphprobe.judge.verdict import RungName
 
 MOST_RELATIONS = 4
@@ -76,7 +80,7 @@ NO_INFERENCE = (
     "again under {mode} (clone), the outputs of the graph are right. Enter {mode} around the call of what is compiled."
 )
 
-R = TypeVar("R", bound=RungReport)
+R = TypeVar("R")
 
 
 class Mode(NamedTuple):
@@ -153,7 +157,7 @@ def related(ladder: Ladder, rung: RungName, differences: Sequence[Difference]) -
     first = differences[0]
     ways: list[Callable[[Ladder, Difference], Relation | None]] = []
     if rung == "dynamo":
-        ways = [_other_type, _hooked_later]
+        ways = [_other_type, _hooked_later, _traced_hook]
     elif rung == "aot" or (rung == "plain" and ladder.compilation.is_aot_eager):
         ways = [_cut, _autocast]
     elif rung in ("kernels", "plain") and ladder.compilation.is_inductor and _takes_tangents(ladder.program):
@@ -182,11 +186,6 @@ def _mends(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
 def _report(ladder: Ladder, step: Callable[[], RungReport], kind: type[R]) -> R | None:
     outcome = ladder.step(step)
     return None if outcome.value is None else msgspec.convert(outcome.value, kind)
-
-
-def _asked(ladder: Ladder, step: Callable[[], list[Relation]]) -> list[Relation]:
-    outcome = ladder.step(step)
-    return [] if outcome.value is None else msgspec.convert(outcome.value, list[Relation])
 
 
 @contextlib.contextmanager
@@ -234,7 +233,8 @@ def _other_type(ladder: Ladder, first: Difference) -> Relation | None:
 
 def _hooked_later(ladder: Ladder, first: Difference) -> Relation | None:
     """A hook that a module has since a later call: right where guards look at hooks."""
-    found = _asked(ladder, partial(_later_hooks, ladder.program, first.call)) if first.call else []
+    asked = partial(_later_hooks, ladder.program, first.call)
+    found = _report(ladder, asked, list[Relation]) if first.call else None
     step = partial(_dynamo, ladder.program, ladder.compilation, **{HOOKS_SWITCH.rpartition(".")[2]: False})
     return found[0] if found and _mends(ladder, step) else None
 
@@ -276,6 +276,38 @@ def _later_hooks(program: Program, call: int) -> list[Relation]:
     return found
 
 
+def _traced_hook(ladder: Ladder, first: Difference) -> Relation | None:
+    """A hook that reads the grad mode: uncompiled it does as compiled where it reads that of the forward."""
+    seen, tried = ladder.seen("dynamo").report, _report(ladder, partial(_as_in_the_forward, ladder.program), Tried)
+    if seen is None or tried is None or tried.relation is None:
+        return None
+    explained = Reference([[*map(read, tried.calls)]])
+    return None if compare(explained, [*map(read, seen.calls)]) else tried.relation
+
+
+def _as_in_the_forward(program: Program) -> Tried:
+    """The uncompiled program, whose hooks find the grad mode on in a backward."""
+    report, mode = Tried(), torch.is_grad_enabled
+
+    def is_grad_enabled() -> bool:
+        frame = sys._getframe(1)
+        around = [outer.f_code.co_name for outer, _ in traceback.walk_stack(frame)]
+        if mode() or not is_users(frame.f_code.co_filename) or "_engine_run_backward" not in around:
+            return mode()
+        reason = (
+            "Uncompiled, the hook runs in the backward, where the grad mode is off. Dynamo traces it with the forward, "
+            "where the mode is on: uncompiled with this answer, the program does as compiled. Read the mode outside "
+            "of the hook."
+        )
+        relation = "a hook reads the grad mode of the forward"
+        report.relation = Relation("torch.is_grad_enabled", relation, reason, "dynamo", _line(frame))
+        return True
+
+    with mock.patch.object(torch, "is_grad_enabled", is_grad_enabled):
+        report.calls = program.run(lambda fn: fn)
+    return report
+
+
 def _dynamo(program: Program, compilation: Compilation, **settings: Any) -> RungReport:
     report = RungReport()
     with require("torch._dynamo", "config", purpose="what guards look at").patch(settings):
@@ -296,7 +328,7 @@ def _afresh(program: Program, compilation: Compilation) -> RungReport:
 
 def _cut(ladder: Ladder, first: Difference) -> Relation | None:
     """The first relation inside of a graph that is mended where the graph is cut."""
-    found = _asked(ladder, partial(_inside, ladder.program, ladder.compilation))
+    found = _report(ladder, partial(_inside, ladder.program, ladder.compilation), list[Relation]) or []
     step = partial(_in_parts, ladder.program, ladder.compilation)
     return next((one for one in found[:MOST_RELATIONS] if _mends(ladder, partial(step, one))), None)
 
