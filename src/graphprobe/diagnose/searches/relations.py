@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from unittest import mock
 
 import msgspec
@@ -79,8 +79,6 @@ NO_INFERENCE = (
     "Uncompiled, what is made under {mode} is {one}; AOTAutograd does not follow the mode inside of a graph. Made "
     "again under {mode} (clone), the outputs of the graph are right. Enter {mode} around the call of what is compiled."
 )
-
-R = TypeVar("R")
 
 
 class Mode(NamedTuple):
@@ -179,13 +177,8 @@ def is_unguarded(ladder: Ladder, first: Difference) -> bool:
 
 
 def _mends(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
-    report = _report(ladder, step, RungReport)
+    report = ladder.answer(step, RungReport)
     return report is not None and not ladder.compared(report)
-
-
-def _report(ladder: Ladder, step: Callable[[], RungReport], kind: type[R]) -> R | None:
-    outcome = ladder.step(step)
-    return None if outcome.value is None else msgspec.convert(outcome.value, kind)
 
 
 @contextlib.contextmanager
@@ -234,7 +227,7 @@ def _other_type(ladder: Ladder, first: Difference) -> Relation | None:
 def _hooked_later(ladder: Ladder, first: Difference) -> Relation | None:
     """A hook that a module has since a later call: right where guards look at hooks."""
     asked = partial(_later_hooks, ladder.program, first.call)
-    found = _report(ladder, asked, list[Relation]) if first.call else None
+    found = ladder.answer(asked, list[Relation]) if first.call else None
     step = partial(_dynamo, ladder.program, ladder.compilation, **{HOOKS_SWITCH.rpartition(".")[2]: False})
     return found[0] if found and _mends(ladder, step) else None
 
@@ -278,7 +271,7 @@ def _later_hooks(program: Program, call: int) -> list[Relation]:
 
 def _traced_hook(ladder: Ladder, first: Difference) -> Relation | None:
     """A hook that reads the grad mode: uncompiled it does as compiled where it reads that of the forward."""
-    seen, tried = ladder.seen("dynamo").report, _report(ladder, partial(_as_in_the_forward, ladder.program), Tried)
+    seen, tried = ladder.seen("dynamo").report, ladder.answer(partial(_as_in_the_forward, ladder.program), Tried)
     if seen is None or tried is None or tried.relation is None:
         return None
     explained = Reference([[*map(read, tried.calls)]])
@@ -328,7 +321,7 @@ def _afresh(program: Program, compilation: Compilation) -> RungReport:
 
 def _cut(ladder: Ladder, first: Difference) -> Relation | None:
     """The first relation inside of a graph that is mended where the graph is cut."""
-    found = _report(ladder, partial(_inside, ladder.program, ladder.compilation), list[Relation]) or []
+    found = ladder.answer(partial(_inside, ladder.program, ladder.compilation), list[Relation]) or []
     step = partial(_in_parts, ladder.program, ladder.compilation)
     return next((one for one in found[:MOST_RELATIONS] if _mends(ladder, partial(step, one))), None)
 
@@ -479,7 +472,7 @@ def _autocast(ladder: Ladder, first: Difference) -> Relation | None:
     """Autocast around the call, under which the backward is made: right where the backward is made without."""
     if not ladder.program.grad and first.kind not in ("wrong_gradient", "crash_runtime", "extra_exception"):
         return None
-    tried = _report(ladder, partial(_backward_apart, ladder.program, ladder.compilation), Tried)
+    tried = ladder.answer(partial(_backward_apart, ladder.program, ladder.compilation), Tried)
     mended = tried is not None and tried.relation is not None and not ladder.compared(tried)
     return tried.relation if tried is not None and mended else None
 
@@ -536,7 +529,7 @@ def _computing(watch: Watch) -> list[tuple[int, str, str, Any]]:
 
 def _tangent(ladder: Ladder, first: Difference) -> Relation | None:
     """A tangent of forward mode that kernels do not carry on: right where it is computed beside them."""
-    tried = _report(ladder, partial(_with_tangents, ladder.program, ladder.compilation), Tried)
+    tried = ladder.answer(partial(_with_tangents, ladder.program, ladder.compilation), Tried)
     mended = tried is not None and tried.relation is not None and not ladder.compared(tried)
     return tried.relation if tried is not None and mended else None
 
