@@ -51,11 +51,11 @@ def test_which_calls_are_made_again() -> None:
 def test_what_the_error_names_is_tried_first(text: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, tried = Difference("crash_compile", 0, "", text), list[list[str]]()
 
-    def search(graph: Any, nodes: list[Any], **how: Any) -> list[tuple[Any, Difference]]:
+    def search(search: Any, nodes: list[Any]) -> list[tuple[Any, Difference]]:
         tried.append([node.name for node in nodes])
         return [(node, wanted) for node in nodes if node.name == wrong]
 
-    monkeypatch.setattr(blame, "_search", search)
+    monkeypatch.setattr(blame._NodeSearch, "wrong", search)
     graph = DynamoGraph(symbolic_trace(lambda x: torch.cumsum(x.sin(), 1).cos()), [capture([X])])
     compilation = Compilation("inductor", None, Path())
     assert [one.node.name for one in isolated_suspects(graph, "kernels", compilation, False, wanted)] == [wrong]

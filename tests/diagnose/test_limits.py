@@ -23,10 +23,10 @@ from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.engine import memory
 from graphprobe.engine.forked_child import Outcome
 from graphprobe.engine.memory import Sizes
-from graphprobe.engine.memory import told as told_size
 from graphprobe.errors import SettingError
 from graphprobe.findings import Diagnosis, Finding, Rung, Worst, read_document
 from graphprobe.judge import Difference, Reference
+from graphprobe.settings import text_from_size
 from graphprobe.settings.limits import Alarm, NoTimeLeft, TimeBudget
 
 SPENT = "the budget of 60 s is spent: "
@@ -235,7 +235,7 @@ def test_the_kernels_are_looked_into_as_far_as_there_is_memory(
     assert len(made.result.notes) == len(notes)
     assert all(part in note for part, note in zip(notes, made.result.notes, strict=True))
     if left > GIB:
-        assert made.runner.board.read().endswith(f"of {told_size(left)}")
+        assert made.runner.board.read().endswith(f"of {text_from_size(left)}")
 
 
 @pytest.mark.parametrize(("number", "fails"), [("SIGKILL", False), ("SIGSEGV", True)])

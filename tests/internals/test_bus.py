@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from graphprobe.internals import bus
-from graphprobe.internals.bus import Patch, PatchSet, Subscriber, Subscription, exists
+from graphprobe.internals.bus import Advice, Patch, PatchSet, Subscriber, Subscription, advised, exists
 
 
 class Observer:
@@ -47,6 +47,27 @@ def module(name: str = "patched") -> types.ModuleType:
     made = types.ModuleType(name)
     vars(made).update(function=lambda value: value + 1, other=lambda value: value + 2)
     return made
+
+
+def test_advice_is_around_a_call_and_never_in_its_way() -> None:
+    notes = list[str]()
+
+    def advice(value: int) -> Advice:
+        notes.append(f"given {value}")
+        result, error = yield
+        notes.append(f"ended with {result}, {error!r}")
+        return result + 10 if result is not None else None
+
+    def function(value: int, by: int = 1) -> float:
+        return value / by
+
+    watched = advised("tap", "module", "function", advice).make(function)
+    assert watched(4) == 14
+    with pytest.raises(TypeError):
+        watched("4")
+    assert watched(4, by=2) == 2, "a torch that calls with other arguments is left alone"
+    assert notes[:2] == ["given 4", "ended with 4.0, None"] and notes[3].startswith("ended with None, TypeError")
+    assert len(notes) == 4
 
 
 def test_subscribers_of_one_name_are_told_in_order_and_may_leave_in_any() -> None:

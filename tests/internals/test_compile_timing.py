@@ -13,7 +13,7 @@ import torch
 import torch._inductor.compile_fx  # so that every module that is patched is there
 
 from graphprobe.internals import compile_timing
-from graphprobe.internals.bus import resolve
+from graphprobe.internals.bus import advised, resolve
 from graphprobe.internals.compile_timing import FUNCTIONS, CompileTiming, SpanRecorder
 from graphprobe.internals.names import LOSES, NAMES
 
@@ -115,7 +115,8 @@ def test_functions_that_are_timed_raise_as_before() -> None:
         raise KeyError("the program's own")
 
     timing = CompileTiming()
-    timed: Callable[..., Any] = timing._function(compile_timing.TimedFunction("m", "a", "phase", anywhere=True), fails)
+    advice = timing._function(compile_timing.TimedFunction("m", "a", "phase", anywhere=True))
+    timed: Callable[..., Any] = advised("profile", "m", "a", advice).make(fails)
     with pytest.raises(KeyError, match="the program's own") as caught:
         timed(1)
     assert timing.recorder.spans[0].end_ns > 0 and not timing.recorder.spans[0].unfinished

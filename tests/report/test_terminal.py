@@ -33,7 +33,14 @@ def writer(tmp_path: Path) -> RunWriter:
     where = Where(model=0, direction="forward", pass_name="fuse")
     file = writer.write_text(layout.pass_file(Where(model=0, direction="forward"), "fuse", number=1), "y")
     writer.event(
-        where=where, kind="pass", name="fuse", file=file, changed=True, added="abc", removed="d", elapsed_ns=2_500_000
+        where=where,
+        kind="pass",
+        name="fuse",
+        file=file,
+        changed=True,
+        added=("a", "b", "c"),
+        removed=("d",),
+        elapsed_ns=2_500_000,
     )
     writer.event(where=Where(model=0, direction="forward", pass_name="idle"), kind="pass", name="idle", changed=False)
     writer.missing("no room [for] more")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import threading
 import traceback
@@ -16,6 +17,8 @@ import msgspec
 
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.unseen import unseen
+
+log = logging.getLogger(__name__)
 
 _MISSING = object()
 
@@ -49,13 +52,19 @@ def advised(tap: str, module: str, attribute: str, advice: Callable[..., Advice]
     """A patch that runs `advice(*args, **kwargs)` around each call, which itself is as without it.
 
     `result, error = yield` is how the call ended. What the advice returns, unless it is None, takes the place of a
-    result. One that returns without a `yield` has the call to itself.
+    result. One that returns without a `yield` has the call to itself. Where torch calls with other arguments than the
+    advice takes, the call runs without it.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            around = advice(*args, **kwargs)
+            try:
+                around = advice(*args, **kwargs)
+            except TypeError as error:  # no line of a generator has run: its arguments are others
+                log.warning("%s is not watched: %s", attribute, error)
+                with unseen:
+                    return original(*args, **kwargs)
             next(around, None)
             try:
                 with unseen:

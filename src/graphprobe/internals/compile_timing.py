@@ -299,7 +299,9 @@ class CompileTiming:
         self.recorder.quietly(lambda: self.recorder.end_named(event_name))
         yield
 
-    def _instant(self, logger: Any, event_name: str, time_ns: int, metadata: Any = None, **kwargs: Any) -> Advice:
+    def _instant(
+        self, logger: Any, event_name: str, time_ns: int, metadata: Any = None, *args: Any, **kw: Any
+    ) -> Advice:
         cache, _, state = event_name.rpartition("_")
         if cache in CACHES:
             self.recorder.quietly(lambda: self._cache_answer(CACHES[cache], state, metadata or {}))
