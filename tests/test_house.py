@@ -40,7 +40,7 @@ def tracked_files() -> list[Path]:
 
 
 def slugs_in(tree: ast.AST) -> set[str]:
-    """Error slugs a module defines: `slug = "…"` in the body of a class, `slug="…"` in a call of an …Error class."""
+    """Error slugs a module defines: `slug = "…"` in a class, `slug="…"` in a call of an …Error or of `partial`."""
     found = set()
     for node in ast.walk(tree):
         values: list[ast.expr | None] = []
@@ -50,7 +50,7 @@ def slugs_in(tree: ast.AST) -> set[str]:
                     values.append(statement.value)
                 elif isinstance(statement, ast.Assign) and [ast.unparse(t) for t in statement.targets] == ["slug"]:
                     values.append(statement.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Error", "partial")):
             values.extend(keyword.value for keyword in node.keywords if keyword.arg == "slug")
         found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
     return found

@@ -71,13 +71,7 @@ ONCE = {
     "write a diagnosis as JSON": Verb(
         findings.Diagnosis.to_json,
         (r"\b(Finding|Diagnosis)\b", r"\b(to_builtins|asdict|__struct_fields__)\b"),
-        frozenset(
-            {
-                "cli.commands.diagnose._fields",
-                "diagnose.exceptions.Culprit.told_in",
-                "diagnose.searches.relations.related",
-            }
-        ),
+        frozenset({"diagnose.exceptions.Culprit.told_in", "diagnose.searches.relations.related"}),
     ),
     "judge numbers against their noise": Verb(verdict.judge, (r"\bVerdict\(",)),
     "read a file that torch.save wrote": Verb(

@@ -21,6 +21,20 @@ Kind = Literal["graph", "pass", "ir", "code", "ops", "compile", "inputs", "outpu
 Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
 """Of a call, a size or a count; a file in which it is larger is damaged."""
 
+STATISTICS = {
+    "Max": "max",
+    "Min": "min",
+    "Avg": "mean",
+    "Nan": "nan",
+    "Negative Inf": "negative_inf",
+    "Positive Inf": "positive_inf",
+    "L2norm": "l2",
+}
+"""What a dump of graphs can be asked for, in the order of the columns of `stats.csv`, and the field of `TensorStats`.
+
+A new one is a field, a row here, and a sum and its merge in `native/stats.h`, `stats_numpy` and `tensor_stats`.
+"""
+
 
 def keep_on_one_line(record: msgspec.Struct, *fields: str) -> None:
     """Spell out the line ends in names of a record: one from a file of somebody else could forge a line of output."""
@@ -309,21 +323,6 @@ class TensorStats(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     negative_inf: Int64 = 0
     zeros: Int64 = 0
     digest: str = ""
-
-
-STATISTICS = {
-    "Max": "max",
-    "Min": "min",
-    "Avg": "mean",
-    "Nan": "nan",
-    "Negative Inf": "negative_inf",
-    "Positive Inf": "positive_inf",
-    "L2norm": "l2",
-}
-"""What a dump of graphs can be asked for, in the order of the columns of `stats.csv`, and the field of `TensorStats`.
-
-A new one is a field, a row here, and a sum and its merge in `native/stats.h`, `stats_numpy` and `tensor_stats`.
-"""
 
 
 class SettingValue(msgspec.Struct, frozen=True):

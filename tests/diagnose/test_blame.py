@@ -60,3 +60,18 @@ def test_what_the_error_names_is_tried_first(text: str, wrong: str, monkeypatch:
     compilation = Compilation("inductor", None, Path())
     assert [one.node.name for one in isolated_suspects(graph, "kernels", compilation, False, wanted)] == [wrong]
     assert tried == ([["cumsum"]] if text else [[], ["sin", "cumsum", "cos"]])
+
+
+def test_ops_that_crash_only_together_are_found_by_the_beginning_of_the_graph() -> None:
+    def crashes(graph: torch.fx.GraphModule, _: Any) -> Any:
+        if {"sin", "cos"} <= {str(getattr(node.target, "__name__", node.target)) for node in graph.graph.nodes}:
+            raise RuntimeError("both in one kernel")
+        return graph.forward
+
+    raised = "torch._dynamo.exc.BackendCompilerFailed: backend='crashes' raised: RuntimeError: both in one kernel"
+    wanted = Difference("crash_compile", 0, "", raised)
+    graph = DynamoGraph(symbolic_trace(lambda x: (x.neg().sin().exp() + 1).cos().abs()), [capture([X])])
+    compilation = Compilation(crashes, None, Path())
+    (found,) = isolated_suspects(graph, "kernels", compilation, False, wanted)
+    assert found.node.name == "cos" and found.whole and found.also == ["operator.add"]
+    assert isolated_suspects(graph, "kernels", Compilation("eager", None, Path()), False, wanted) == []

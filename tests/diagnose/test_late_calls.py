@@ -134,7 +134,7 @@ def test_what_only_the_script_shows_is_proven_by_the_script(how: str, code: int,
         assert (finding["op"], finding["kind"]) == ("torch.logsumexp", "nonfinite")
         assert finding["reason"].endswith("The script, run again, does.") and "in-the-script" in done.out
         shown = run_warm(str(Path(finding["dossier"]) / "repro.py"))
-        assert shown.code == 1 and "actual inf" in shown.out
+        assert shown.code == 1 and "actual inf" in shown.out + shown.err
 
 
 RAISES = """\

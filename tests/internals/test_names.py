@@ -43,7 +43,7 @@ def words() -> set[str]:
     found: set[str] = set()
     for module, tree in torch_paths.sources(PACKAGE, "graphprobe").items():
         for node in ast.walk(tree) if module != TABLE else ():
-            for text in (getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "value", None)):
+            for text in (getattr(node, key, None) for key in ("attr", "id", "value", "name")):
                 if isinstance(text, str):
                     found.update((text, *text.split(".")))
     return found

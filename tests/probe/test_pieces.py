@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.passes.split_module import split_module
@@ -70,7 +69,6 @@ def test_each_piece_has_its_forward_and_its_backward(tmp_path: Path) -> None:
     assert damaged(run) == [] and run.manifest.missing == []
 
 
-@pytest.mark.slow
 def test_no_file_of_inductor_takes_the_place_of_another_pieces(tmp_path: Path) -> None:
     def standalone(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         from torch._inductor import standalone_compile

@@ -26,6 +26,11 @@ from graphprobe.findings import Stage
 
 TIMEOUT_S = 300.0
 REPORT = "report.jsonl"
+START_S, PROOF_S = 120.0, 300.0
+"""What importing torch may take, and one run of a proof."""
+
+OUTPUT = 20_000
+"""Characters of a script's output that are kept, the last ones."""
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -117,12 +122,6 @@ def judge(
 
 
 # </watch>
-
-START_S, PROOF_S = 120.0, 300.0
-"""What importing torch may take, and one run of a proof."""
-
-OUTPUT = 20_000
-"""Characters of a script's output that are kept, the last ones."""
 
 
 def run_script(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing, isolated
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.naming import aten_ops, op_of
-from graphprobe.engine.subgraph import CALLS, is_item, isolated_calls
+from graphprobe.engine.subgraph import CALLS, extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.findings import kind_of_death
 from graphprobe.internals.tensors import tree_map
@@ -59,19 +60,22 @@ def isolated_suspects(
         nodes = [n for n in nodes if isinstance(run.values[n.name], torch.Tensor) and not is_item(n)]
         words = set(re.findall(r"\w+", wanted.text)) if wanted is not None and wanted.kind in CRASHES else set()
         named = [node for node in nodes if op_of(node).rpartition(".")[2] in words]  # by torch's error
-        wrong = _NodeSearch(graph, run.values, stage, compilation, grad).wrong
+        search = _NodeSearch(graph, run.values, stage, compilation, grad)
+        wrong = _like(wanted, search.wrong(named)) or _like(wanted, search.wrong(nodes))
+        together = not wrong and wanted is not None and wanted.kind in CRASHES
         seen: set[Node] = set()
-        for node, difference in _like(wanted, wrong(named)) or _like(wanted, wrong(nodes)):
+        for node, difference in _like(wanted, search.beginning()) if together else wrong:
             if node in seen:
                 continue  # its gradient is wrong because it is
             seen.add(node)
             error = LocalError("worse", difference.kind, difference.z, math.inf, difference.text)
             direction = "backward" if difference.kind == "wrong_gradient" else "forward"
             known: Any = "codegen" if stage == "kernels" else stage
-            suspect = Suspect(known, direction, graph.graph, node, run.values, error)
+            also = [op_of(n) for n in node.all_input_nodes if n.op in CALLS] if together else []
+            suspect = Suspect(known, direction, graph.graph, node, run.values, error, whole=together, also=also)
             if stage not in ("dynamo", "pre_grad") and compilation.is_inductor:
                 first, *others = [*aten_ops(graph.graph, node, run.values), suspect.op]
-                suspect = replace(suspect, named=first, also=others)
+                suspect = replace(suspect, named=first, also=[*others, *also])
             found.append(suspect)
     return found
 
@@ -101,26 +105,45 @@ class _NodeSearch:
         """The nodes that the rung gets wrong, and how."""
         if not nodes:
             return []
+        doing(f"{len(nodes)} ops, each by itself, from {op_of(nodes[0])} on")
         made, inputs, owners = isolated_calls(self.graph.graph, nodes, self.values)
+        differences = self._differences(made, inputs)
+        if differences is None or (any(d.where == "" for d in differences) and len(nodes) > 1):
+            return self._halves(nodes)
+        return [(_owner(d, nodes, owners), d) for d in differences]
+
+    def beginning(self) -> list[tuple[Node, Difference]]:
+        """The last node of the shortest beginning of the graph that crashes: for ops that do so in one kernel alone."""
+        nodes = [n for n in self.graph.graph.graph.nodes if n.op in CALLS and n.name in self.values]
+        crashes: dict[int, Difference | None] = {}
+
+        def crashes_until(last: int) -> bool:
+            doing(f"the first {last + 1} ops together")
+            found = self._differences(*extract(self.graph.graph, set(nodes[: last + 1]), self.values)) or []
+            crashes[last] = next((d for d in found if d.kind in CRASHES), None)
+            return crashes[last] is not None
+
+        if not nodes or not crashes_until(len(nodes) - 1):
+            return []
+        last = bisect_left(range(len(nodes) - 1), True, key=crashes_until)
+        crash = crashes[last]
+        return [(nodes[last], crash)] if crash is not None else []
+
+    def _differences(self, made: GraphModule, inputs: list[Any]) -> list[Difference] | None:
+        """What the rung gets wrong of a graph; None of one that cannot run by itself."""
         if self.grad:
             inputs = [v.requires_grad_() if v.is_floating_point() else v for v in inputs]
         case = Case(made, [capture(inputs)], "wrong_value", grad=self.grad, dynamic=self.compilation.dynamic)
         try:
             reference = reference_of(case)
-        except Exception:  # a node that cannot run by itself
-            return self._halves(nodes)
-        doing(f"{len(nodes)} ops, each by itself, from {op_of(nodes[0])} on")
+        except Exception:
+            return None
         outcome = isolated(partial(_run, case, self.stage, self.compilation), timeout_s=self.compilation.timeout_s)
         if outcome.died or outcome.raised is not None:
-            if len(nodes) > 1:
-                return self._halves(nodes)
             kind: Any = kind_of_death(outcome.signal) if outcome.died else "crash_compile"
-            return [(nodes[0], Difference(kind, 0, "", outcome.raised.short if outcome.raised else outcome.end))]
+            return [Difference(kind, 0, "", outcome.raised.short if outcome.raised else outcome.end)]
         calls = [read(record) for record in msgspec.convert(outcome.value, list[ObservationRecord])]
-        differences = [d for d in compare(reference, calls) if d.certain]
-        if any(d.where == "" for d in differences) and len(nodes) > 1:
-            return self._halves(nodes)
-        return [(_owner(d, nodes, owners), d) for d in differences]
+        return [d for d in compare(reference, calls) if d.certain]
 
     def _halves(self, nodes: list[Node]) -> list[tuple[Node, Difference]]:
         middle = len(nodes) // 2

@@ -29,6 +29,18 @@ from graphprobe.store.schema import is_json, json_from_value
 OWN = ((loading.__file__, "loading"), (replaying.__file__, "replaying"))
 """Modules whose code a record holds beside that of `engine.replay`, each with its mark."""
 
+_QUICK = """\
+import gc
+
+gc.disable()  # what is imported stays, and need not be looked through for garbage again and again, nor at exit
+import torch._dynamo
+
+gc.freeze()
+gc.enable()"""
+_MAIN = """\
+if __name__ == "__main__":
+    sys.exit(replay_frame(Path(__file__).resolve().parent))"""
+
 
 def record_files(frame: FailedFrame, *, most_bytes: int | None = None) -> dict[str, bytes]:
     """The files of a record, by path in its folder.
@@ -143,19 +155,6 @@ def torch_state(dynamo: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "dynamo": kept,
     }
     return state, notes
-
-
-_QUICK = """\
-import gc
-
-gc.disable()  # what is imported stays, and need not be looked through for garbage again and again, nor at exit
-import torch._dynamo
-
-gc.freeze()
-gc.enable()"""
-_MAIN = """\
-if __name__ == "__main__":
-    sys.exit(replay_frame(Path(__file__).resolve().parent))"""
 
 
 def replay_script(record: FrameRecord) -> str:
