@@ -11,6 +11,26 @@ import graphprobe
 from conftest import damaged
 from graphprobe.store import Run, layout
 
+BUCKETS = """
+import torch
+import torch.distributed as dist
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(Net(), bucket_cap_mb=2)
+torch.compile(model, backend="aot_eager")(torch.randn(8, 512)).sum().backward()
+dist.destroy_process_group()
+"""
+
 THREE = [(torch.sin, "aten.sin"), (torch.cos, "aten.cos"), (torch.tanh, "aten.tanh")]
 
 
@@ -81,4 +101,14 @@ def test_no_file_of_inductor_takes_the_place_of_another_pieces(tmp_path: Path) -
     for name in ("original", "optimized", "ops"):
         assert len(set(texts(run, f"forward/{name}"))) == 3
     assert "unobserved_changes" not in run.tool_dir.joinpath(layout.EVENTS).read_text()
+    assert damaged(run) == [] and run.manifest.missing == []
+
+
+def test_each_bucket_of_ddp_is_a_piece(run_warm: Any, tmp_path: Path) -> None:
+    (tmp_path / "buckets.py").write_text(BUCKETS)
+    done = run_warm("-m", "graphprobe", "run", "--out", str(tmp_path / "out"), str(tmp_path / "buckets.py"))
+    assert done.code == 0, done.err
+    run = Run.open(tmp_path / "out")
+    (model,) = run.models()
+    assert {"forward", "backward", "piece_1/forward", "piece_1/backward"} <= set(model.graphs())
     assert damaged(run) == [] and run.manifest.missing == []

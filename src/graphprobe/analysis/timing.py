@@ -207,7 +207,7 @@ def phase_name(name: str, kind: str) -> str:
     if kind == "import":
         return "imports"
     if kind == "pass":
-        group, dot, _ = name.removeprefix("pass.").partition(".")  # torch gives some passes none
+        group, dot, _ = name.removeprefix("pass.").partition(".")  # some passes of torch have none
         return f"passes in {group if dot else 'no group'}"
     numbered = _NUMBERED.match(name)
     return numbered.group(1) if numbered else name

@@ -101,7 +101,7 @@ class _Gradients:
         self.shapes: set[object] = set()
 
     def excess(self, task: Task, row: CallResult) -> tuple[float, float]:
-        """See `Mark.gradient` and `Mark.explained`; notes what a backward gives."""
+        """See `Mark.gradient` and `Mark.explained`; notes the gradients that a backward returns."""
         if task.step != self.step:
             self.step, self.largest, self.far = task.step, 0.0, 0.0
         if row.direction == "backward":

@@ -82,7 +82,7 @@ def _grown(marks: Sequence[Mark], unit: float, decisions: Collection[int]) -> di
 def given_by_ranks(marks: Sequence[Mark], decisions: dict[int, Decision]) -> dict[int, Decision]:
     """Gradients that differ because of what is accused in another rank up to their step."""
     causes = [marks[n] for n, d in decisions.items() if d.kind is not None and d.reason != GRADIENTS]
-    told = Decision("differs", "inherited", None, "another rank gave its part of them, as told there")
+    told = Decision("differs", "inherited", None, "another rank's part of them differs, see there")
     mine = [marks[n] for n, d in decisions.items() if d.reason == GRADIENTS]
     return {m.number: told for m in mine if any(c.rank != m.rank and c.step <= m.step for c in causes)}
 

@@ -248,7 +248,7 @@ class _Walk:
         if decision is None and not container and not in_part:
             decision = _numbers(mark, got, self.factors.get(mark.group), self.result)
             if decision is not None and decision.blame == "local" and mark.collective and self.alone_of_ranks:
-                text = "it gives what other ranks gave to it, and the dumps are not of all ranks"
+                text = "its result is made of those of other ranks, and the dumps are not of all ranks"
                 decision = Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
         if drawn and decision is not None and decision.kind in NUMERIC and WORSE not in mark.truths:
             decision = Decision("inconclusive", "random", None, "random numbers that differ come before it")

@@ -19,7 +19,7 @@ SAME = """
     scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
         _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math
 """
-"""Rows of names with one meaning, of which the first stands for all."""
+"""Rows of names with one meaning, of which the first is the name of all."""
 
 SYNONYMS = {name: row.split()[0] for row in SAME.split(";") for name in row.split()[1:]}
 """Last part of a name, and the name that stands for both. A pair of such calls still needs shapes that agree."""

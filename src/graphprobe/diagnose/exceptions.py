@@ -260,7 +260,7 @@ def _origin_node(value: Any, written: str) -> Node | None:
 
 
 def numpy_name(node: Node) -> str | None:
-    """`numpy.cumsum` of a node that stands for this function, for the method or operator; None for other nodes."""
+    """`numpy.cumsum` of a node that calls this function, the method or operator; None for other nodes."""
     target: Any = node.target
     if isinstance(target, utils.numpy_to_tensor_wrapper):
         module = str(getattr(target.f, "__module__", "")).replace("torch._numpy", "numpy")

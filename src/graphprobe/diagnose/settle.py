@@ -1,4 +1,4 @@
-"""The verdict of a diagnosis and what its reader is told first, from what the rungs have shown. Nothing runs here."""
+"""The verdict of a diagnosis and what its reader needs first, from what the rungs have shown. Nothing runs here."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def held_against(rungs: Mapping[RungName, RungSeen], certain: Sequence[Differenc
 
 
 def with_reasons(told: Sequence[str], seen: Climbed, verdict: Answer, *, late: str, wider: str) -> list[str]:
-    """Notes, with what a reader of the verdict has to be told first.
+    """Notes, with what a reader of the verdict needs first.
 
     Args:
         late: what the budget has ended first; empty: nothing.
@@ -127,7 +127,7 @@ def with_reasons(told: Sequence[str], seen: Climbed, verdict: Answer, *, late: s
     """
     told = list(told)
     if seen.user == "not_run" and not late:
-        why = told.pop() if told else "no reason was told"
+        why = told.pop() if told else "no reason is known"
         told.insert(0, f"the compiled program itself was not run: {why}")
     if verdict == "undecided":
         told[:0] = [f"{d.kind} in {d.where}: {d.text}" for d in seen.top.differences or ()]

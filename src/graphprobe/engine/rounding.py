@@ -318,8 +318,8 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _numbers(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """The arguments that stand for elements, not for sizes, dimensions or positions."""
-    stands = ((v, str(a.type)) for a, v in arguments_of(op, args, kwargs))
-    elements = (value for value, kind in stands if "number" in kind or "float" in kind)
+    typed = ((v, str(a.type)) for a, v in arguments_of(op, args, kwargs))
+    elements = (value for value, kind in typed if "number" in kind or "float" in kind)
     return [float(v) for value in elements for v in tree_leaves(value) if isinstance(v, (int, float))]
 
 

@@ -104,7 +104,7 @@ class _Piece:
         self.inputs: list[Any] = []
 
     def take(self, node: Node, name: str) -> Any:
-        """What stands for the value of a node outside: a placeholder for a tensor, an attribute for a graph."""
+        """The stand-in for the value of a node outside: a placeholder for a tensor, an attribute for a graph."""
         value = attribute(self._gm, node.target) if node.op == "get_attr" else self._values.get(node.name)
         if isinstance(value, GraphModule):
             setattr(self._root, node.name, value)
@@ -117,7 +117,7 @@ class _Piece:
         return made
 
     def call(self, node: Node, made: Mapping[Node, Any]) -> Node:
-        """The call of a node, on what stands for the nodes that it takes."""
+        """The call of a node, on the stand-ins of the nodes that it takes."""
         args, kwargs = _replaced((node.args, dict(node.kwargs)), made)
         if node.op == "call_module":
             self._root.add_module(node.name, self._gm.get_submodule(str(node.target)))

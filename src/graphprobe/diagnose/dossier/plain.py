@@ -62,7 +62,7 @@ class PlainInputs:
         self.drawn = False
 
     def call(self, captured: CapturedValues, names: Sequence[str]) -> list[str]:
-        """Assign the values of a call to `names`; gives the names of all tensors among them, in order.
+        """Assign the values of a call to `names`; returns the names of all tensors among them, in order.
 
         Raises:
             Unreproducible: a value has no text.
@@ -179,7 +179,7 @@ class PlainFunction:
     Attributes:
         functions: one text each, in the order in which they have to be defined; the last is `f`.
         arguments: names of the arguments of `f` that stand for the graph's own.
-        constants: tensors that the graph holds, by the name of the argument of `f` behind those that stands for each.
+        constants: tensors that the graph holds, by the name of the argument of `f` behind those, one for each.
         imports: modules beside torch.
 
     Raises:
@@ -274,7 +274,7 @@ class PlainFunction:
         name = next((name for name, value in self.constants.items() if value is found), None)
         if name is not None:
             return name
-        if isinstance(found, fx.GraphModule):  # a global with the name that Dynamo gives it breaks Dynamo
+        if isinstance(found, fx.GraphModule):  # a global with Dynamo's name for it breaks Dynamo
             name = self._name(f"{FUNCTION}{len(self.functions)}")
             self._define(found, name)
             return name

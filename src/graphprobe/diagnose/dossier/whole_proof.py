@@ -76,7 +76,8 @@ def until_the_call(compiled, kept):
                 value = (called if compiled else model)(*args, **kwargs)
             except Exception as error:
                 value = f"{type(error).__name__}: {error}"[:200]
-            torch.save(seen([value, args, kwargs]), kept)
+            parts = seen([value, args, kwargs])
+            kept.write_text(json.dumps([part if isinstance(part, str) else part.tolist() for part in parts]))
             os._exit(0)
 
         vars(call).update(_torchdynamo_inline=model, _torchdynamo_orig_callable=model, _torchdynamo_wrapper_id=id(call))
@@ -95,9 +96,10 @@ def run(compiled=False):
     """What is seen of the call, which is compiled as all others are, or left uncompiled."""
     with tempfile.TemporaryDirectory() as folder:
         if (child := os.fork()) == 0:
-            until_the_call(compiled, f"{folder}/seen")
+            until_the_call(compiled, Path(folder, "seen"))
         os.waitpid(child, 0)
-        return torch.load(f"{folder}/seen")'''
+        parts = json.loads(Path(folder, "seen").read_text())
+    return [part if isinstance(part, str) else torch.tensor(part, dtype=torch.float64) for part in parts]'''
 
 PROGRAM_S = 3600.0
 """What the program as its own proof may take: several processes, each with a limit of its own."""
@@ -271,7 +273,7 @@ def prove_by_script(
 
     Args:
         folder: must not exist.
-        number: of the call, from 1, among all calls of what the script gives to `torch.compile`.
+        number: of the call, from 1, among all calls of what the script compiles.
         options: arguments of `torch.compile` in the place of the script's own.
     """
     if program.kind != "script":
@@ -279,8 +281,8 @@ def prove_by_script(
     path = Path(program.target).absolute()
     facts = f"SCRIPT, ARGUMENTS = Path(__file__).with_name({SCRIPT!r}), {list(program.arguments)!r}\n"
     facts += f"FOLDER = {str(path.parent)!r}  # of what the script imports\n"
-    facts += f"NUMBER, OPTIONS = {number}, {dict(options)!r}  # of the call, among all of what it gave to torch.compile"
-    imports = [f"import {name}" for name in ("functools", "itertools", "runpy", "tempfile")]
+    facts += f"NUMBER, OPTIONS = {number}, {dict(options)!r}  # of the call, among all of what it compiles"
+    imports = [f"import {name}" for name in ("functools", "itertools", "json", "runpy", "tempfile")]
     text = script_of(
         [title_of(finding)],
         [*imports, "from pathlib import Path"],

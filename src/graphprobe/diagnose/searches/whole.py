@@ -41,7 +41,7 @@ STATE = ("_buffers_", "_parameters_")
 
 
 def stale_number(graphs: Sequence[DynamoGraph], observed: Sequence[Sequence[Any]]) -> Culprit | None:
-    """The op that explains what was observed: with a number from an earlier graph's run, the graph gives just that.
+    """The op that explains what was observed: with a number from an earlier graph's run, the graph returns just that.
 
     Args:
         graphs: Dynamo's, in the order in which they were made, with their calls.
@@ -76,7 +76,7 @@ def _explanations(runs: Sequence[_Run], observed: Sequence[Sequence[Any]]) -> It
 
 
 class _Run:
-    """A graph run on one call of it; `given` has the arguments that each op got, `results` what it returned."""
+    """A graph run on one call of it; `given` has the arguments of each op, `results` what it returned."""
 
     def __init__(self, graph: GraphModule, inputs: CapturedValues) -> None:
         self.graph, self.inputs = graph, inputs
@@ -117,7 +117,7 @@ def _outputs(run: _Run, node: Node, old: float, new: float) -> list[Any] | None:
 
 
 def _numbers(run: _Run, earlier: _Run) -> Iterator[tuple[Node, float, float]]:
-    """Calls that both graphs make, with a number that each gave to it: the earlier, the later one."""
+    """Calls that both graphs make, with a number of each: the earlier, the later one."""
     ops = {n.name: op_of(n) for n in earlier.graph.graph.nodes if n.op in CALLS}
     for node in run.graph.graph.nodes:
         before, now = earlier.given.get(node.name), run.given.get(node.name)
@@ -163,7 +163,7 @@ def find_whole(
         known: the finding as far as it is certain: kind, stage and reason at least.
         where: what is wrong, as the difference names it.
         earliest: the first stage that the rungs of the program have not cleared.
-        observed: what the program gave compiled with torch's caches, if it is only wrong with these.
+        observed: what the program returned compiled with torch's caches, if it is only wrong with these.
     """
     report, watch = RungReport(), Watch(file=program.file)
     suspect = _accused(program, compilation, known, where)
