@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphprobe
-from cli.calling import command_of
+from cli.calling import call, command_of
 from conftest import RANDOM, ROOT, module_at
 from doc_session import Step, blocks_of, matches, run_step, steps_of
 from graphprobe.analysis import timing
 from graphprobe.cli.commands.demo import PLANTED
-from graphprobe.cli.main import COMMANDS, main
+from graphprobe.cli.main import AGENTS, COMMANDS, main
 from warm.pool import Warm
 
 DOCS = ROOT / "docs"
@@ -56,6 +56,7 @@ SESSIONS = {
     "overflow_and_watch": [],
     "ptdbg": [],
     "reduce": [WRONG],
+    "SKILL": [],
     "tutorial": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
@@ -83,7 +84,7 @@ WORDS = re.compile(r"`graphprobe ([a-z][^`]*)`")
 
 
 def page(name: str) -> Path:
-    return ROOT / "README.md" if name == "README" else DOCS / f"{name}.md"
+    return {"README": ROOT / "README.md", "SKILL": AGENTS}.get(name, DOCS / f"{name}.md")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_every_command_is_in_the_tables(name: str) -> None:
     assert sorted(COMMANDS.keys() - told) == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [ROOT / "README.md", AGENTS, *sorted(DOCS.glob("*.md"))], ids=lambda path: path.stem)
 def test_commands_in_running_text_exist(path: Path) -> None:
     for text in WORDS.findall(path.read_text(encoding="utf-8")):
         words = shlex.split(text.replace("\\|", "|"))
@@ -151,6 +152,14 @@ def test_commands_in_running_text_exist(path: Path) -> None:
         script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
         given = {word.partition("=")[0] for word in words[1:script] if word.startswith("-") and word != "-"}
         assert given <= known | {"--help"}, text
+
+
+def test_the_page_for_agents_is_short_and_printed() -> None:
+    text = AGENTS.read_text(encoding="utf-8")
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert text.count("\n") <= 90 and head["name"] == "graphprobe" and head["description"]
+    assert (ROOT / "skills" / "graphprobe" / "SKILL.md").samefile(AGENTS)
+    assert call("help", "agents", code=0).output == text
 
 
 def test_readme_is_short_and_shows_what_it_is_within_forty_lines() -> None:

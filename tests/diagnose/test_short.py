@@ -1,5 +1,6 @@
 """A short repro says what the recorded graph and values say, in lines that a person would write."""
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -292,6 +293,20 @@ def f(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+result: list[int] = []
+options = {"by": 2.0}
+
+
+def run(x: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        result.append(len(os.sep))
+    return x * options["by"]
+
+
+def fn(x: torch.Tensor) -> torch.Tensor:
+    return run(x) + 1
+
+
 @pytest.mark.parametrize("brief", [False, True])
 def test_a_gradient_that_does_not_come(brief: bool) -> None:
     text = template.check_text("wrong_gradient", "[torch.ones(2)]", "[None]", brief=brief)
@@ -343,6 +358,7 @@ GENERATOR = "expected [<generator object numbers>]\nactual   [<tuple_iterator ob
 WHOLE: dict[str, tuple[Any, Kind, str, list[Any], str]] = {
     "loses a side effect": (program_of([]), "side_effect", "program.log", [(ONES[0], {"scale": 3.0})], LOST),
     "has a name that scripts use": (f, "side_effect", "counted", [ONES], LOST),
+    "has each name that scripts use": (fn, "side_effect", "result", [ONES], LOST),
     "loses nothing": (relu_twice, "wrong_value", "outputs[0]", [ONES, ((torch.ones(4),), {})], ""),
     "leaves out the gradient of what is between": (left_out, "wrong_value", "outputs[0]", [LEAF], "actual None"),
     "returns another object": (generated, "wrong_value", "outputs[1]", [ONES], GENERATOR),

@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -52,6 +53,9 @@ GROUPS = {
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 """Each lies in the module of its name in `cli.commands`."""
 
+AGENTS = Path(graphprobe.__file__).parent / "skills" / "graphprobe" / "SKILL.md"
+"""The page for coding agents, in the form in which they read such pages."""
+
 _SEE = "graphprobe --help lists the commands"
 
 _PLAIN = {
@@ -82,7 +86,10 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`help COMMAND` is `COMMAND --help`."""
+        """`help COMMAND` is `COMMAND --help`; `help agents` prints the page for coding agents."""
+        if args == ["help", "agents"]:
+            echo(AGENTS.read_text(encoding="utf-8").rstrip("\n"))
+            ctx.exit()
         if args[:1] == ["help"]:
             if len(args) > 2:
                 raise UsageError(f"help takes one command, not {len(args) - 1}: {' '.join(args[1:])}")
@@ -200,6 +207,7 @@ def main() -> None:
       graphprobe diagnose train.py --epochs 1
       graphprobe run train.py && graphprobe ls
       graphprobe help diagnose
+      graphprobe help agents
 
     Exit codes: 0 fine, 1 a difference or a fault was found, 2 wrong usage, 125 could not decide.
     """

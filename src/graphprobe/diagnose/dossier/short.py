@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 import itertools
 import keyword
@@ -40,7 +41,7 @@ from graphprobe.judge.uncompiled import Reference
 from graphprobe.probe.formats.literals import Unreproducible
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.program_text.plain_values import MOST_INLINE, Unwritable
-from graphprobe.program_text.text import program_text
+from graphprobe.program_text.text import ProgramText, program_text
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,12 @@ OURS = re.compile(r"^(?:(?:def|class) +)?(?:f|run|raised|status|facts|saved|expe
 IMPORTED = ("import os", "import sys", "import torch")
 """What every script imports."""
 
-RESERVED = dict.fromkeys(("run", "fn", "result", "expected", "actual", "raised", "status", "options", "sys", "os"))
+MODULES = {name: importlib.import_module(name) for name in ("faulthandler", "os", "re", "runpy", "signal", "sys")}
+"""What the lines around a program may import: in its own text the names have to mean the same."""
+
+ENTRIES = ("run", "run_program")
+"""What the function is called that runs the program: the first name that the program does not use."""
+
 Made = Literal["new", "drawn", "exact"]
 """`new`: the module is made by its class. `drawn`: so are modules of torch, and tensors of more than a few values are
 drawn anew. `exact`: all is as it is."""
@@ -200,7 +206,7 @@ class _Script:
         contexts = [] if self.case.grad else ["torch.no_grad()"]
         for device, dtype in ({} if is_aten(self.case.graph) else calls[0].doc["state"]["autocast"]).items():
             contexts.append(f"torch.autocast({device!r}, torch.{dtype})")
-        return run_text(self.kind, FUNCTION, lines, contexts=contexts, seed=self.inputs.drawn)
+        return run_text(self.kind, f"run({FUNCTION})", lines, contexts=contexts, seed=self.inputs.drawn)
 
     def _called(self, call: int, tensors: Sequence[str], several: bool) -> None:
         """Lines that call and gather what is looked at; `tensors`: names of those among the arguments."""
@@ -362,17 +368,16 @@ def _script(told: ShortProgram, made: Made, plain: bool) -> Short:
         roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
     if told.program.between is not None:
         roots["between"] = told.program.between
-    text = program_text(roots, reserved=RESERVED, draws=made == "drawn")
-    if text.files or text.stored:
+    texts = ((e, program_text(roots, reserved={e: None, **MODULES}, draws=made == "drawn")) for e in ENTRIES)
+    entry, text = next(((e, text) for e, text in texts if not text.files and not text.stored), ("", ProgramText()))
+    if not entry:
         raise Unwritable("it needs more files")
     given = dict(text.roots)
     if new:
         given["fn"] = f"{given['fn']}(){'' if fn.training else '.eval()'}"
-    run = _run(told, given, calls, draws=new, plain=plain)
-    eager = 'runpy.run_path(__file__)["run"]()'
-    compiled = (
-        f'runpy.run_path(__file__)["run"]({", ".join(f"{name}={value}" for name, value in told.options.items())})'
-    )
+    run = _run(told, entry, given, calls, draws=new, plain=plain)
+    called = f'runpy.run_path(__file__)["{entry}"]'
+    eager, compiled = f"{called}()", f"{called}({', '.join(f'{name}={value}' for name, value in told.options.items())})"
     shown = told.kind == "side_effect" or plain
     used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
     seed = ["torch.manual_seed(0)"] if text.drawn else []
@@ -386,7 +391,7 @@ def _script(told: ShortProgram, made: Made, plain: bool) -> Short:
     check = partial(check_text, told.kind, eager, compiled, **how)
     parts = [*used, body, told.backend.strip(), run]
     script = script_of([told.title], imports, parts, check, [*told.head, *seed], as_main=True)
-    return Short(script, script.replace(compiled, f'runpy.run_path(__file__)["run"]({told.control})'))
+    return Short(script, script.replace(compiled, f"{called}({told.control})"))
 
 
 def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
@@ -403,7 +408,7 @@ def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
         call: dict[str, tuple[str, Any]] = {}
         for i, value in enumerate(args):
             name = known[i] if i < len(known) else f"arg{i}"
-            call[f"{name if name not in (*RESERVED, 'torch') else name + '_'}{suffix}"] = ("", value)
+            call[f"{name if name not in (*MODULES, 'torch') else name + '_'}{suffix}"] = ("", value)
         for name, value in kwargs.items():
             if not name.isidentifier() or keyword.iskeyword(name):
                 return []
@@ -414,6 +419,7 @@ def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
 
 def _run(
     told: ShortProgram,
+    entry: str,
     roots: Mapping[str, str],
     calls: Sequence[Mapping[str, tuple[str, Any]]],
     *,
@@ -427,39 +433,41 @@ def _run(
     for key, value in tensors.items():
         inputs.tensor(key, value)
     made = {key: key for key in tensors}
+    words = {*re.findall(r"\w+", " ".join([told.where, *roots.values(), *made, *inputs.lines]))}
     named = roots["fn"].isidentifier() and told.program.grad is None
-    fn = roots["fn"] if named else "fn"
-    lines = [*([] if named else [f"fn = {roots['fn']}"]), *inputs.lines]
+    fn, result, options = (name if name not in words else f"{name}_" for name in ("fn", "result", "options"))
+    lines = [*([] if named else [f"{fn} = {roots['fn']}"]), *inputs.lines]
+    fn = roots["fn"] if named else fn
     for call in calls:
         for key, (_, value) in call.items():
             if not _is_tensor(value):
                 keep = _is_watched(told.where, key)
                 made[key] = key if keep else roots[key]
                 lines += [f"{key} = {roots[key]}"] if keep and roots[key] != key else []
-    known = " ".join([*roots.values(), *made, *lines])
-    f = next(name for name in ("f", "g", "compiled_", "called_") if not re.search(rf"\b{name}\b", known))
-    lines.append(f"{f} = torch.compile({fn}, **options) if options else {fn}")
+    f = next(name for name in ("f", "g", "compiled_", "called_") if name not in words)
+    lines.append(f"{f} = torch.compile({fn}, **{options}) if {options} else {fn}")
     several = len(calls) > 1
-    lines += ["result = []"] if several else []
+    lines += [f"{result} = []"] if several else []
     for i, call in enumerate(calls):
         passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
         lines += [f"{roots['between']}({fn}, {i})"] if i and told.program.between is not None else []
-        lines.append(f"result.append({f}({passed}))" if several else f"result = {f}({passed})")
+        lines.append(f"{result}.append({f}({passed}))" if several else f"{result} = {f}({passed})")
     leaves = "torch.utils._pytree.tree_leaves({})"
     if told.program.grad:
         which = "torch.is_tensor(t) and t.requires_grad"
-        lines.append(f"loss = {RAMP.format(tensors=leaves.format('result'), which=which)}")
+        lines.append(f"loss = {RAMP.format(tensors=leaves.format(result), which=which)}")
         lines += ["if torch.is_tensor(loss):", "    loss.backward()"]
     if plain:
-        values = f"[value for value in {leaves.format('result')} if not torch.is_tensor(value)]"
+        values = f"[value for value in {leaves.format(result)} if not torch.is_tensor(value)]"
         lines.append(f'return re.sub(" at 0x[0-9a-f]+", "", repr({values}))')
     else:
-        lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves)
+        lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves, result)
     contexts = ["torch.no_grad()"] if told.program.grad is False else []
-    return run_text(told.kind, "**options", lines, contexts=contexts, seed=draws or inputs.drawn)
+    signature = f"{entry}(**{options})"
+    return run_text(told.kind, signature, lines, contexts=contexts, seed=draws or inputs.drawn)
 
 
-def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str) -> list[str]:
+def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str, result: str) -> list[str]:
     """The line that returns what differs; none where only an exception or an end is looked for."""
     if told.kind in RAISING or told.kind in ENDING or told.kind == "missing_exception":
         return []
@@ -472,7 +480,7 @@ def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str) ->
             where = own[0] if own else arguments[number] if 0 <= number < len(arguments) else found[1]
             where += told.where[found.end() :]
         return [f"return repr({where.removeprefix('global ')})"]
-    values = leaves.format("result")
+    values = leaves.format(result)
     if told.where.startswith("gradients"):
         of = [f"[{', '.join(arguments)}]"] if arguments else []
         of += [f"list({fn}.parameters())"] if isinstance(told.program.fn, torch.nn.Module) else []

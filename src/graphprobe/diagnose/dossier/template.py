@@ -256,4 +256,4 @@ def run_text(
         lines = ["torch.manual_seed(0)", *lines]
     body = "\n".join(f"    {line}" for text in lines for line in text.splitlines())
     facts = f"def facts(seen):\n    return {FACTS[kind]}\n\n" if kind in FACTS else ""
-    return f"{facts}def run({signature}):\n{body}"
+    return f"{facts}def {signature}:\n{body}"
