@@ -212,8 +212,8 @@ def lines_of(content: Content) -> Iterator[tuple[str, bool, str]]:
     elif isinstance(content, Note):
         yield f"({plain(content.content)})", False, ""
     elif isinstance(content, Excerpt | Command):
-        if content.text:
-            yield content.text, True, "cyan"
+        for line in content.text.splitlines():
+            yield line, True, "cyan"
     else:
         yield plain(content), isinstance(content, Code | SourcePlace), ""
 
