@@ -41,10 +41,14 @@ NOT_ALL = "no more changes were tried as a workaround after {seconds:.0f} s"
 
 
 def find_workarounds(ladder: Ladder) -> None:
-    """Add to each proven finding the changes that mend the program, or what was tried in vain."""
-    findings = [f for f in ladder.result.findings if f.proof is not None and f.kind != "not_bitwise"]
+    """Add to each finding the changes that mend the program, or what was tried in vain.
+
+    Nothing is tried against faults that come and go, which no run would tell from mended ones.
+    """
+    findings = ladder.result.findings
+    steady = [f for f in findings if f.flaky_rate == 1 and f.kind != "not_bitwise"]
     able = after_fork.can_fork() or ladder.runner.fresh is not None
-    if findings and len(findings) == len(ladder.result.findings) and able:
+    if findings and steady == findings and able:
         ladder.runner.begin("workaround")
         _WaySearch(ladder, findings).run()
 
