@@ -16,6 +16,7 @@ from graphprobe.diagnose.dynamo.rewriting import SourcePiece, rewrite
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.workarounds import search
+from graphprobe.diagnose.workarounds.apply import InForce, edit_from, workarounds_in
 from graphprobe.diagnose.workarounds.candidates import (
     Change,
     WayAround,
@@ -26,9 +27,10 @@ from graphprobe.diagnose.workarounds.candidates import (
     setting,
     together,
 )
-from graphprobe.diagnose.workarounds.edits import PieceEdit, edit_of, put_in
+from graphprobe.diagnose.workarounds.edits import PieceEdit, edit_of, edited, put_in
 from graphprobe.diagnose.workarounds.trial import Price
-from graphprobe.findings import Diagnosis, Finding, Stage
+from graphprobe.errors import UsageError
+from graphprobe.findings import Diagnosis, Finding, Stage, Workaround, finding_json
 from graphprobe.internals import leave_out
 from graphprobe.internals.leave_out import INDUCTOR, LeftOut, fallback_text, known_op, settings_for, without_pass
 
@@ -111,8 +113,8 @@ def test_the_text_of_a_fallback_takes_the_operation_out_of_all_tables() -> None:
     ("stage", "first"),
     [
         ("dynamo", ["torch._dynamo.config.trace_numpy = False"]),
-        ("decomposition", ["for op in [torch.ops.aten.silu.default]", "torch.compile(…, mode='lite')"]),
-        ("lowering", ["for op in [torch.ops.aten.silu.default]", "torch._inductor.config.cpp.simdlen = 0"]),
+        ("decomposition", ["torch's own kernel of torch.ops.aten.silu.default", "torch.compile(…, mode='lite')"]),
+        ("lowering", ["torch's own kernel of torch.ops.aten.silu.default", "torch._inductor.config.cpp.simdlen = 0"]),
         ("joint", ["torch._inductor.config.disabled_passes = 'p'", FOLDING]),
     ],
 )
@@ -396,3 +398,94 @@ def test_three_findings_have_one_set_of_changes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(search, "candidates", lambda *_: iter(next(mine)))
     assert sorted(made.texts()) == ["b", "c", "e"]
     assert made.findings[0].workarounds == made.findings[2].workarounds
+
+
+# -- a script with workarounds in force --------------------------------------------------------------------------------
+
+APPLIED = """
+import torch
+
+
+def f(x):
+    try:
+        {}["key"]
+    except KeyError as error:
+        x = x * len(str(error))
+    return x.sin()
+
+
+def g(x):
+    return x.cos()
+
+
+x = torch.linspace(-2, 2, 24)
+assert torch.allclose(torch.compile(f)(x), f(x)), "f is wrong"
+assert torch.allclose(torch.compile(g)(x), g(x)), "g is wrong"
+print("simdlen", torch._inductor.config.cpp.simdlen, "uncompiled_7" in globals())
+"""
+
+HEAD = "import torch._inductor.config\ntorch._inductor.config.cpp.simdlen = 0"
+PIECE = (
+    '@torch.compiler.disable\ndef uncompiled_7():\n    return {}["key"]\n\n# line 7 becomes:\n        uncompiled_7()'
+)
+
+
+def kept(folder: Path, *workarounds: Workaround) -> Path:
+    """A folder of proofs whose only finding has these workarounds."""
+    dossier = folder / "graphprobe-diagnosis" / "20260101-000000-000000" / "dynamo-KeyError"
+    dossier.mkdir(parents=True)
+    (dossier / "finding.json").write_bytes(finding_json(finding("dynamo", workarounds=list(workarounds))))
+    return dossier.parent
+
+
+@pytest.mark.slow
+def test_a_script_runs_with_the_workarounds_of_its_newest_diagnosis(
+    run_warm: Callable[..., Any], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(APPLIED, "utf-8")
+    kept(
+        tmp_path, Workaround(kind="setting", code=HEAD), Workaround(kind="uncompiled", code=PIECE, place=f"{script}:7")
+    )
+    done = run_warm("-m", "graphprobe", "diagnose", "--apply", "script.py", cwd=tmp_path)
+    assert (done.code, done.out.split()) == (0, ["simdlen", "0", "True"]), done.err
+    assert done.err.count("workaround in force") == 2
+    assert "def uncompiled_7():" in done.err
+    assert script.read_text("utf-8") == APPLIED
+
+
+def test_without_a_workaround_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        workarounds_in(None)
+    folder = kept(tmp_path)
+    with pytest.raises(UsageError, match="has no workaround"):
+        workarounds_in(None)
+    one = Workaround(kind="setting", code=HEAD)
+    (folder / "dynamo-KeyError" / "finding.json").write_bytes(finding_json(finding("dynamo", workarounds=[one, one])))
+    assert workarounds_in(folder) == (folder, [one])
+
+
+def test_arguments_take_the_place_of_those_of_the_script() -> None:
+    lite, options, static = "mode='lite'", "options={'cpp.simdlen': 0}", "dynamic=False"
+    for text, expected in (
+        (lite, {"backend": "inductor", "mode": "lite"}),
+        (options, {"backend": "inductor", "options": {"cpp.simdlen": 0}}),
+        (static, {"backend": "inductor", "mode": "max-autotune", "dynamic": False}),
+    ):
+        code = f"torch.compile(…, {text})"
+        in_force = InForce([Workaround(kind="setting", code=code)])
+        assert in_force._changed({"backend": "inductor", "mode": "max-autotune"}) == expected
+        assert in_force.used == {code: 1}
+
+
+def test_what_is_told_of_a_piece_can_be_read_again(program: Any) -> None:
+    f, pieces = program(MANY)
+    for piece in ("x * 2", "for i in y:\n        é = é + i", "x -\n        1"):
+        edit = edit_of(pieces[piece])
+        assert edit is not None
+        again = edit_from(Workaround(kind="uncompiled", code=edit.text, place=edit.place))
+        assert again is not None
+        lines = linecache.getlines(edit.file)
+        assert edited(lines, [again]) == edited(lines, [edit])
+        assert again.function == edit.function == ("f", f.__code__.co_firstlineno)

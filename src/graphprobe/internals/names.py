@@ -93,7 +93,7 @@ LOSES = {
     "reduce": "graphprobe reduce does not stand where torch's minifier would, or its children cannot compile",
     "scheduler_ir": "the scheduler's IR is not read: no launches in a run, no engine 'kernel'",
     "written_programs": "programs in a run that call these operators stop with an error",
-    "workarounds": "diagnose tries fewer changes that may mend the program, or none",
+    "workarounds": "diagnose tries fewer changes with which the program may be right, or none",
     "warm_children": "each child process of a diagnosis takes seconds longer",
 }
 """By capability, what is lost without a name that it needs."""

@@ -72,6 +72,7 @@ STEPS = {
     "plain": "running it compiled, not looked into",
     "bits": "comparing it bit for bit",
     "culprit": "looking for the operation",
+    "workaround": "trying changes of the program",
     "proof": "making the program its own proof",
     "rounded": "running it with narrow values rounded as uncompiled",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,7 @@ def _is_proof(word: str) -> bool:
 @click.option(
     "--python", "pythons", metavar="PATH", multiple=True, help="Run proofs that are there under this python, too."
 )
+@click.option("--apply", is_flag=True, help="Run the script with the workarounds of the newest diagnosis, or of --out.")
 @only_function_option
 @program_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
@@ -98,6 +100,7 @@ def command(
     grad: bool | None,
     deep: bool,
     pythons: tuple[str, ...],
+    apply: bool,
     only_function: tuple[str, ...],
     calls: str | None,
     module: str | None,
@@ -114,6 +117,8 @@ def command(
     TARGET may be a folder with proofs, too: they run again, with --python also under another python, with its torch:
     "wrong with torch 2.13, right with torch 2.15". Nothing is diagnosed again.
 
+    With --apply a script runs with the workarounds that its newest diagnosis has found, the file as it is.
+
     \b
     Examples:
       graphprobe diagnose train.py --epochs 1
@@ -124,6 +129,8 @@ def command(
     """
     if not (named := module is not None or code is not None) and not (words and words[0]):
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
+    if apply:
+        ctx.exit(_applied(program_of(module, code, words), out_dir))
     if not named and _is_proof(words[0]):
         ctx.exit(_proofs(ctx, words, pythons))
     _refuse_pythons(pythons)
@@ -148,6 +155,20 @@ def command(
         except UsageError as error:
             told = _nothing_here(typed, error, alone=ranks is None)
     ctx.exit(_finished(told, exit_code(only, told.code), typed, base, result, ranks, budget.left_s))
+
+
+def _applied(program: ScriptTarget, folder: str | None) -> int:
+    """Run a program with the workarounds of a diagnosis, and say which were used; its exit code."""
+    from graphprobe.diagnose.workarounds.apply import InForce, workarounds_in
+
+    found, workarounds = workarounds_in(None if folder is None else Path(folder))
+    in_force = InForce(workarounds)
+    found = found.resolve()  # a script may go elsewhere
+    ended = in_force.run(program)
+    for code, times in in_force.used.items():
+        state = "in force" if times else "not used"
+        echo(f"graphprobe: workaround {state}, of {found}:\n{textwrap.indent(code, '  ')}", err=True)
+    return ended.code
 
 
 def _nothing_here(typed: list[str], error: UsageError, *, alone: bool) -> _Told:

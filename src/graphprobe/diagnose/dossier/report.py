@@ -168,7 +168,7 @@ def with_backends(report: str, backends: Mapping[str, str]) -> str:
 
 
 def with_workarounds(report: str, workarounds: Sequence[Workaround]) -> str:
-    """The report with what to do until the fault is mended, before what is folded; as it is where it has that."""
+    """The report with what to do until the fault is fixed, before what is folded; as it is where it has that."""
     if not workarounds or WORKAROUND_HEAD in report:
         return report
     price = as_sentence(workarounds[0].price)

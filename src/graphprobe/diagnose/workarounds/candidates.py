@@ -62,7 +62,9 @@ class WayAround(msgspec.Struct, frozen=True, kw_only=True):
         """The same in one line."""
         if self.edit is not None:
             return f"line {self.edit.begin[0]} with {self.edit.call.partition(' = ')[2] or self.edit.call}"
-        return self.code.partition("\n")[2].partition(":\n")[0] if self.head else self.code
+        if self.head and self.kind == "fallback":
+            return f"torch's own kernel of {self.head.partition('[')[2].partition(']')[0]}"
+        return self.code.partition("\n")[2] if self.head else self.code
 
     def place(self, finding: Finding, called_from: str | None) -> str | None:
         """`file:line` where to write it: the line of the piece, of the call of `torch.compile`, or the first line."""
@@ -90,15 +92,15 @@ def _compiling_line(file: str) -> int | None:
 
 
 def setting(given: Sequence[LeftOut], compilation: Compilation) -> list[WayAround]:
-    """Settings as candidates; where the program gives one to `torch.compile`, which wins, it is changed there."""
-    found = []
-    for one in given:
-        if one.module == INDUCTOR and one.name in compilation.inductor_settings:
-            options = {**compilation.inductor_settings, one.name: one.value}
-            found.append(WayAround(kind="setting", arguments={"options": options}))
-        else:
-            found.append(WayAround(kind="setting", head=f"import {one.module}\n{one.statement}"))
-    return found
+    """Settings as candidates; those that the program passes to `torch.compile`, which wins, are changed there."""
+    options = {
+        one.name: one.value for one in given if one.module == INDUCTOR and one.name in compilation.inductor_settings
+    }
+    found = [one for one in given if one.module != INDUCTOR or one.name not in options]
+    made = [WayAround(kind="setting", head=f"import {one.module}\n{one.statement}") for one in found]
+    if options:
+        made.append(WayAround(kind="setting", arguments={"options": {**compilation.inductor_settings, **options}}))
+    return made
 
 
 def fallback(names: Sequence[str]) -> list[WayAround]:
