@@ -117,8 +117,6 @@ def command(
     TARGET may be a folder with proofs, too: they run again, with --python also under another python, with its torch:
     "wrong with torch 2.13, right with torch 2.15". Nothing is diagnosed again.
 
-    With --apply a script runs with the workarounds that its newest diagnosis has found, the file as it is.
-
     \b
     Examples:
       graphprobe diagnose train.py --epochs 1
@@ -129,17 +127,14 @@ def command(
     """
     if not (named := module is not None or code is not None) and not (words and words[0]):
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
-    if apply:
-        ctx.exit(_applied(program_of(module, code, words), out_dir))
-    if not named and _is_proof(words[0]):
-        ctx.exit(_proofs(ctx, words, pythons))
+    if apply or (not named and _is_proof(words[0])):
+        ctx.exit(_applied(program_of(module, code, words), out_dir) if apply else _proofs(ctx, words, pythons))
     _refuse_pythons(pythons)
-    found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
+    found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name]) | {"calls": _calls(calls)}
     budget, result = TimeBudget(found.pop("budget_s", None)), _json_to(json_path)
     out = None if out_dir is None else new_folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
-    found["calls"] = _calls(calls)
     name, ranks = None if named else _callable_of(words, calls), ranks_from(os.environ, out)
     out = out if ranks is None else ranks.folder / ("0" if name else "")
     from graphprobe.diagnose.script import ScriptOptions
