@@ -91,6 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name in CHANGES_WHAT_IS_COLLECTED or name.startswith("GRAPHPROBE_"):
             del os.environ[name]
+    os.environ["GRAPHPROBE_WORKAROUND"] = "0"  # a minute of tries behind each fault; the tests of these ask for them
     if not (config.getoption("--without-torch") or hasattr(config, "workerinput") or ALL_USABLE in os.environ):
         os.environ |= _usable_instructions(getattr(config, "cache", None))  # it can be switched off
     # A shell that runs the tests in the background has SIGINT ignored, and so would every process started from here.

@@ -143,6 +143,42 @@ def _number(value: bool | int | float | str, digits: int) -> str:
     return {"nan": "NaN", "inf": "infinity", "-inf": "-infinity", "-0": "0"}.get(text, text)
 
 
+class Workaround(msgspec.Struct, kw_only=True, frozen=True):
+    """A change of the program with which it was seen to be right, tried as text in a process of its own.
+
+    Attributes:
+        kind: `setting` of torch; `fallback`: an operation runs as torch's own kernel; `uncompiled`: a piece of the
+            program does; `backend`: another one for the whole program.
+        code: what to write.
+        place: `file.py:line` where; None where the program is in no file.
+        call_time: of a call, as a multiple of what it takes as the program is compiled now; None where that does not
+            run, or nobody measured.
+        uncompiled_time: the same as a multiple of an uncompiled call.
+        graphs: that are compiled with the change; 0: nothing of the program is compiled then.
+        graph_breaks: how many more there are.
+        tried: changes that were tried until this one.
+    """
+
+    kind: Literal["setting", "fallback", "uncompiled", "backend"]
+    code: str
+    place: str | None = None
+    call_time: float | None = None
+    uncompiled_time: float | None = None
+    graphs: int | None = None
+    graph_breaks: int = 0
+    tried: int = 1
+
+    @property
+    def price(self) -> str:
+        """What it costs, in words; empty where nobody measured."""
+        times = ((self.call_time, "now"), (self.uncompiled_time, "uncompiled"))
+        told = [f"{time:.2g} times as long as {than}" for time, than in times if time is not None]
+        costs = [f"a call takes {' and '.join(told)}"] if told else []
+        costs += [f"{self.graph_breaks} graph break{'s' * (self.graph_breaks > 1)} more"] if self.graph_breaks else []
+        costs += ["nothing of the program is compiled then"] if self.graphs == 0 else []
+        return ", ".join(costs)
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One fault.
 
@@ -172,6 +208,8 @@ class Finding(msgspec.Struct, kw_only=True):
         reason: one or two sentences, with figures.
         worst: the worst element of what the user can observe; None where no values were compared: dtypes, shapes,
             strides, crashes.
+        workarounds: what to change until it is mended: all of them together, and this is right for all findings.
+        tried: changes that were tried and do not help, or cost too much, where no workaround was found.
     """
 
     kind: Kind
@@ -196,6 +234,8 @@ class Finding(msgspec.Struct, kw_only=True):
     relation: str | None = None
     reason: str = ""
     worst: Worst | None = None
+    workarounds: list[Workaround] = []
+    tried: list[str] = []
 
     @property
     def line(self) -> str | None:

@@ -105,7 +105,7 @@ def test_few_questions_find_one_of_many_pieces() -> None:
 
     def step() -> int:
         with planted_python.answers(round, 7)():
-            test = experiment._Experiment(Program(many, [((torch.ones(2), 1.25), {})]), COMPILATION)
+            test = experiment.Experiment(Program(many, [((torch.ones(2), 1.25), {})]), COMPILATION)
             pieces = test.pieces_run()
             found = test.accused(pieces)
         assert found is not None and found.op == "round" and len(pieces) == 16

@@ -18,6 +18,7 @@ from graphprobe.diagnose.searches.exactness import look_at_bits
 from graphprobe.diagnose.searches.registrations import registered_wrongly
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.diagnose.unexplained import accuse
+from graphprobe.diagnose.workarounds.search import find_workarounds
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, LargestZ, NamedStep
 from graphprobe.internals.dynamo.compile_calls import Compiled, mode_names, settings_of_compiled
@@ -42,6 +43,7 @@ def diagnose(
     step_limit_s: float | None = None,
     first: bool | None = None,
     exact: bool | None = None,
+    workaround: bool | None = None,
     deep: bool = False,
     out: str | Path | None = None,
     on_step: Callable[[NamedStep], None] | None = None,
@@ -65,6 +67,7 @@ def diagnose(
         step_limit_s: 600 by default; a compilation that takes longer, with its runs, is endless.
         first: stop at the first rung that is wrong, and at the first fault on it.
         exact: make a fault (`not_bitwise`) of results that are right and differ in their last bits.
+        workaround: True by default: try changes of a program that is wrong until it is right; a minute at the most.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
         on_step: called with the name of each step when it begins, "uncompiled", "plain", "float64", then the rungs,
@@ -77,8 +80,9 @@ def diagnose(
         UsageError: an argument is not of the kind named above.
     """
     given = {"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first, "exact": exact}
+    given["workaround"] = workaround
     found = limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
-    limits = Limits(TimeBudget(found.get("budget_s")), deep, found.get("first", False), found.get("exact", False))
+    limits = limits_of(TimeBudget(found.pop("budget_s", None)), found, deep=deep)
     asked = CompileOverrides(backend, dynamic, mode, options, fullgraph)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
@@ -91,6 +95,12 @@ def with_limits(compilation: Compilation, found: Mapping[str, Any]) -> Compilati
     return replace(compilation, timeout_s=limit, first=first)
 
 
+def limits_of(budget: TimeBudget, found: Mapping[str, Any], *, deep: bool) -> Limits:
+    """How far a diagnosis goes with the limits that were asked for."""
+    on = {"exact": False, "first": False, "workaround": True}
+    return Limits(budget, deep, **{name: bool(found.get(name, usual)) for name, usual in on.items()})
+
+
 def climbed(
     program: Program,
     compilation: Compilation,
@@ -99,7 +109,9 @@ def climbed(
     on_step: Callable[[NamedStep], None] | None = None,
 ) -> Diagnosis:
     """The diagnosis of a program."""
-    return Ladder(program, compilation, limits, on_step).climb(accuse, look_at_bits, registered_wrongly)
+    return Ladder(program, compilation, limits, on_step).climb(
+        accuse, look_at_bits, registered_wrongly, find_workarounds
+    )
 
 
 @dataclass(frozen=True)

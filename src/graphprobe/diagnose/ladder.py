@@ -80,13 +80,16 @@ class Ladder:
         accuse: Callable[[Ladder], None],
         look_at_bits: Callable[[Ladder], None],
         registered_wrongly: Callable[[Ladder], tuple[list[Finding], bool]] = lambda ladder: ([], False),
+        work_around: Callable[[Ladder], None] = lambda ladder: None,
     ) -> Diagnosis:
         """Run the program as its user does, look into it where that differs, and say what was found.
 
         `accuse` turns what the rungs of a failure have found into its findings: one at least. `look_at_bits` is called
         if the program is right; if not, `registered_wrongly` tells which own operators are to blame, and if for all.
+        `work_around` adds to the findings what to do until they are mended.
         """
         self._accuse, self._look_at_bits, self._registered_wrongly = accuse, look_at_bits, registered_wrongly
+        self._work_around = work_around
         ranks, forks = after_fork.ranks(), after_fork.can_fork()
         if ranks > 1 and not forks:
             self.result.notes.append(notes.NO_FORK.format(ranks=ranks))
@@ -117,6 +120,9 @@ class Ladder:
             if self.result.verdict == "healthy" and not self.seen(self.top).alike:
                 self._look_at_bits(self)
             rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "plain")
+            if self.result.verdict == "fault" and self.limits.workaround and not self.result.unfinished:
+                with self.in_time("whether any change of the program mends it"):
+                    self._work_around(self)
             self.result.rungs = [notes.rung(name, self.seen(name).differences) for name in rungs]
             for finding in self.result.findings:
                 complete_dossier(finding, self.result.rungs, self.compilation.told_backend)
@@ -143,7 +149,7 @@ class Ladder:
         Raises:
             NoTimeLeft: the time for all steps is over, and this one was not begun or was ended.
         """
-        outcome = self.runner.timed(step, self._saved, max(least_s, self.runner.of_several(compilations)))
+        outcome = self.runner.timed(step, self.saved, max(least_s, self.runner.of_several(compilations)))
         self.compilation = replace(self.compilation, timeout_s=self.runner.limit_s)
         return outcome
 
@@ -152,7 +158,8 @@ class Ladder:
         outcome = self.step(step, least_s=least_s)
         return None if outcome.died or outcome.value is None else msgspec.convert(outcome.value, kind)
 
-    def _saved(self) -> FreshProcesses:
+    def saved(self) -> FreshProcesses:
+        """Processes that begin with the program as it is now."""
         return FreshProcesses(self.program, self.compilation, lambda reason: None)
 
     @contextlib.contextmanager
@@ -223,8 +230,11 @@ class Ladder:
         """What differs in a rung's calls."""
         return self.held(report).differences or []
 
-    def held(self, report: RungReport) -> RungSeen:
-        """A rung's calls, held against the uncompiled ones; noise is measured only where something differs."""
+    def held(self, report: RungReport, *, as_user: bool = False) -> RungSeen:
+        """A rung's calls, held against the uncompiled ones; noise is measured only where something differs.
+
+        `as_user`: judged as those of the program as its user compiles it.
+        """
         seen = RungSeen([], report=report, origin=report.origin)
         assert self.reference is not None
         calls, rung = self._read(report.calls), self.runner.name
@@ -242,7 +252,7 @@ class Ladder:
             self.runner.name = rung
             if not self.room.fits("judging", "whether rounding explains what differs is not known"):
                 return replace(seen, differences=notes.unsure_of_numbers([]))
-            judge = partial(judged, self.reference, calls, doubting=rung == self.top)
+            judge = partial(judged, self.reference, calls, doubting=as_user or rung == self.top)
             found = self._judge(judge, Judged)
             while found is not None and found.asks:
                 self.reference.add(found.asks)
@@ -274,7 +284,7 @@ class Ladder:
 
     def _judge(self, step: Callable[[], Any], kind: type[T]) -> T | None:
         """Judge in a child process, which can be ended, and whose memory goes with it; None if it did not end well."""
-        outcome = self.runner.run(step, self._saved)
+        outcome = self.runner.run(step, self.saved)
         if outcome.died or outcome.raised is not None:
             why = outcome.raised.line if outcome.raised is not None else outcome.end
             self.result.notes.append(f"{self.runner.name} could not be judged: {why}")

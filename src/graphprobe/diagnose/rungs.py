@@ -56,6 +56,7 @@ class RungReport(msgspec.Struct):
         checked: values judged.
         ops: bytes of the values of all ops in the graphs.
         compiles: graphs compiled to kernels.
+        breaks: of graphs, where they were counted.
         graphs: that Dynamo made, where they were counted; `given_up`: why it left functions as they are, in its words.
         notes: what could not be checked.
     """
@@ -74,6 +75,7 @@ class RungReport(msgspec.Struct):
     checked: int = 0
     ops: int = 0
     compiles: int = 0
+    breaks: int = 0
     graphs: int | None = None
     given_up: list[str] = []
     notes: list[str] = []

@@ -76,6 +76,7 @@ class ScriptOptions:
         step_limit_s: for one compilation with its runs; None: as `diagnose` has it.
         first: end at the first fault.
         exact: a difference in the last bits is a fault, too.
+        workaround: try changes of a function that is wrong until it is right.
         out: folder that gets one folder for each diagnosis.
         deep: look into functions that are right, too.
         calls: numbers of the calls to diagnose of each function, from 1; None leaves the choice to the watcher.
@@ -90,6 +91,7 @@ class ScriptOptions:
     step_limit_s: float | None = None
     first: bool = False
     exact: bool = False
+    workaround: bool = True
     calls: StepSelection | None = None
 
     def overrides(self) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class ScriptOptions:
         program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)
         step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
         compilation = with_limits(compilation, {"first": self.first, **step_limit})
-        return program, compilation, Limits(self.budget, self.deep, self.first, self.exact)
+        return program, compilation, Limits(self.budget, self.deep, self.first, self.exact, self.workaround)
 
     def wrong_in_place(
         self, compiled: Compiled, call: tuple[Any, Mapping[str, Any]], out: Path | None

@@ -62,12 +62,14 @@ class Limits:
         deep: look into a program that is right, too.
         first: stop at the first rung that is wrong, and at the first fault on it.
         exact: a difference that rounding explains is a fault, too.
+        workaround: try changes of a program that is wrong, until one is seen to work.
     """
 
     budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
     deep: bool = False
     first: bool = False
     exact: bool = False
+    workaround: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ from graphprobe.errors import raised_from
 from graphprobe.findings import Finding
 from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.caches import bypassed, caches_renewed
-from graphprobe.internals.dynamo.compile_facts import given_up, graphs_made
+from graphprobe.internals.dynamo.compile_facts import breaks_made, given_up, graphs_made
 from graphprobe.internals.inductor.executable_snapshots import OwnPasses
 from graphprobe.internals.operators.operators import OpMode, Overload, value_of
 from graphprobe.judge.judging import Difference
@@ -435,11 +435,12 @@ def left_whole(program: Program, compilation: Compilation, op: str) -> RungRepor
     return report
 
 
-def plain(program: Program, compilation: Compilation) -> RungReport:
-    """The backend as it is, nothing looked into; torch's graph caches are on, and hold nothing from before."""
-    report, before, known = RungReport(), graphs_made(), given_up()
-    with caches_renewed():
+def plain(program: Program, compilation: Compilation, *, renewed: bool = True) -> RungReport:
+    """The backend as it is, nothing looked into; graph caches are on, and if `renewed` hold nothing from before."""
+    report, before, known, breaks = RungReport(), graphs_made(), given_up(), breaks_made()
+    with caches_renewed() if renewed else contextlib.nullcontext():
         run_program(program, compilation, compilation.backend, report)
+    report.breaks = breaks_made() - breaks
     report.graphs = graphs_made() - before
     report.given_up = [reason for reason, count in given_up().items() if count > known.get(reason, 0)]
     return report

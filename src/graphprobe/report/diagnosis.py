@@ -14,6 +14,7 @@ from graphprobe.findings import (
     CallsLookedAt,
     Diagnosis,
     Finding,
+    Workaround,
     bits_in_words,
     expected_in_words,
     extent_in_words,
@@ -60,6 +61,9 @@ FAULTS_IN_WORDS = {
     "not_bitwise": "gives other last bits, no further off than rounding explains",
     "wrong_registration": "does not do what the program has registered of it",
 }
+
+WORKS = "the whole program is right with this change, seen in a process of its own ({number} change{s} tried)"
+NONE_WORKS = "none was found. The program stays wrong, or becomes slower than uncompiled, with each of: {tried}"
 
 PLACES = 8
 """Places of one fault that are told; all are in the JSON."""
@@ -164,10 +168,31 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
         rows.append(("report it" if finding.backend is None else "report", Code(str(Path(folder) / "REPORT.md"))))
     elif folder is not None:
         rows.append(("kept in", Code(folder)))
+    rows += workaround_facts(finding, place)
     for measured in details(finding):
         figures = Z.search(measured) is not None
         rows.append(("measured", Folded("what was measured", [measured])) if figures else ("details", measured))
     return Facts(rows)
+
+
+def workaround_facts(finding: Finding, place: Callable[[str], SourcePlace]) -> list[tuple[str, Content]]:
+    """What to do until the fault is mended, or what was tried in vain; nothing where nothing was tried."""
+    if not finding.workarounds:
+        return [("workaround", NONE_WORKS.format(tried="; ".join(finding.tried)))] if finding.tried else []
+    first, *more = finding.workarounds
+    said = [WORKS.format(number=first.tried, s="s" * (first.tried > 1)), first.price]
+    rows: list[tuple[str, Content]] = [("workaround", f"{'; '.join(filter(None, said))}.")]
+    for one in finding.workarounds:
+        where: Content = (f"{where_of(one)} in ", place(one.place)) if one.place else where_of(one)
+        rows.append(("and" if one in more else "", [where, Excerpt(one.code)]))
+    return rows
+
+
+def where_of(workaround: Workaround) -> str:
+    """Where the code of a workaround is to be written, in words."""
+    if workaround.code.startswith("torch.compile("):
+        return "in the call of torch.compile"
+    return "in the place of one line" if workaround.kind == "uncompiled" else "before anything is compiled"
 
 
 def short_library(source: str) -> str:

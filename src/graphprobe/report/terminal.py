@@ -72,6 +72,7 @@ STEPS = {
     "plain": "running it compiled, not looked into",
     "bits": "comparing it bit for bit",
     "culprit": "looking for the operation",
+    "workaround": "trying changes of the program",
     "proof": "making the program its own proof",
     "rounded": "running it with narrow values rounded as uncompiled",
 }
@@ -212,8 +213,8 @@ def lines_of(content: Content) -> Iterator[tuple[str, bool, str]]:
     elif isinstance(content, Note):
         yield f"({plain(content.content)})", False, ""
     elif isinstance(content, Excerpt | Command):
-        if content.text:
-            yield content.text, True, "cyan"
+        for line in content.text.splitlines():
+            yield line, True, "cyan"
     else:
         yield plain(content), isinstance(content, Code | SourcePlace), ""
 

@@ -33,6 +33,10 @@ LIMITS: tuple[Option, ...] = (
         "exact", "flag", False, "GRAPHPROBE_EXACT", "--exact",
         "make a fault of results that are right and differ in their last bits"
     ),
+    Option(
+        "workaround", "flag", True, "GRAPHPROBE_WORKAROUND", "--no-workaround",
+        "try changes of a program that is wrong until it is right"
+    ),
 )  # fmt: skip
 
 

@@ -75,9 +75,8 @@ def assert_compiles_like_eager(
     named = out is None and new_folder is not None
     out = new_folder() if out is None and new_folder is not None else out
     exact = exact or EXACT.get()
-    diagnosis = diagnose(
-        fn, calls=[(args, kwargs)], backend=backend, dynamic=dynamic, grad=grad, budget_s=budget_s, exact=exact, out=out
-    )
+    how: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "grad": grad, "budget_s": budget_s, "exact": exact}
+    diagnosis = diagnose(fn, calls=[(args, kwargs)], out=out, workaround=False, **how)
     if named and out is not None:
         with contextlib.suppress(OSError):
             Path(out).rmdir()  # one that holds something stays

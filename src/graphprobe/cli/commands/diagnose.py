@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,7 @@ def _is_proof(word: str) -> bool:
 @click.option(
     "--python", "pythons", metavar="PATH", multiple=True, help="Run proofs that are there under this python, too."
 )
+@click.option("--apply", is_flag=True, help="Run the script with the workarounds of the newest diagnosis, or of --out.")
 @only_function_option
 @program_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
@@ -98,6 +100,7 @@ def command(
     grad: bool | None,
     deep: bool,
     pythons: tuple[str, ...],
+    apply: bool,
     only_function: tuple[str, ...],
     calls: str | None,
     module: str | None,
@@ -124,15 +127,14 @@ def command(
     """
     if not (named := module is not None or code is not None) and not (words and words[0]):
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
-    if not named and _is_proof(words[0]):
-        ctx.exit(_proofs(ctx, words, pythons))
+    if apply or (not named and _is_proof(words[0])):
+        ctx.exit(_applied(program_of(module, code, words), out_dir) if apply else _proofs(ctx, words, pythons))
     _refuse_pythons(pythons)
-    found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name])
+    found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name]) | {"calls": _calls(calls)}
     budget, result = TimeBudget(found.pop("budget_s", None)), _json_to(json_path)
     out = None if out_dir is None else new_folder(_of_rank(out_dir))
     if backend is not None:
         check_backend(backend)
-    found["calls"] = _calls(calls)
     name, ranks = None if named else _callable_of(words, calls), ranks_from(os.environ, out)
     out = out if ranks is None else ranks.folder / ("0" if name else "")
     from graphprobe.diagnose.script import ScriptOptions
@@ -148,6 +150,20 @@ def command(
         except UsageError as error:
             told = _nothing_here(typed, error, alone=ranks is None)
     ctx.exit(_finished(told, exit_code(only, told.code), typed, base, result, ranks, budget.left_s))
+
+
+def _applied(program: ScriptTarget, folder: str | None) -> int:
+    """Run a program with the workarounds of a diagnosis, and say which were used; its exit code."""
+    from graphprobe.diagnose.workarounds.apply import InForce, workarounds_in
+
+    found, workarounds = workarounds_in(None if folder is None else Path(folder))
+    in_force = InForce(workarounds)
+    found = found.resolve()  # a script may go elsewhere
+    ended = in_force.run(program)
+    for code, times in in_force.used.items():
+        state = "in force" if times else "not used"
+        echo(f"graphprobe: workaround {state}, of {found}:\n{textwrap.indent(code, '  ')}", err=True)
+    return ended.code
 
 
 def _nothing_here(typed: list[str], error: UsageError, *, alone: bool) -> _Told:

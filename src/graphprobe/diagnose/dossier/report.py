@@ -7,8 +7,8 @@ import re
 import tokenize
 from collections.abc import Mapping, Sequence
 
-from graphprobe.findings import Finding, Kind, Rung, expected_in_words, place_in_words, size_in_words
-from graphprobe.report.diagnosis import CRASHES, FAULTS_IN_WORDS, SENTENCES, as_sentence, details, reason_of
+from graphprobe.findings import Finding, Kind, Rung, Workaround, expected_in_words, place_in_words, size_in_words
+from graphprobe.report.diagnosis import CRASHES, FAULTS_IN_WORDS, SENTENCES, as_sentence, details, reason_of, where_of
 
 TITLES = {
     "crash_compile": "compile error",
@@ -44,6 +44,7 @@ BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
 RUNG_BACKENDS = {"dynamo": "eager", "aot": "aot_eager", "passes": "aot_eager_decomp_partition"}
 BACKENDS_HEAD = "| backend | result |"
+WORKAROUND_HEAD = "### Workaround"
 STATES = {"right": "right", "wrong": "**wrong**", "unsure": "not sure", "not_run": "not run"}
 
 CODES = "exits 1 while the fault is there, 0 when it is gone, and 125 when it cannot tell"
@@ -163,11 +164,25 @@ def report_text(
 
 def with_backends(report: str, backends: Mapping[str, str]) -> str:
     """The report with a table of what each backend gives, before what is folded; as it is where it has one."""
-    if not backends or BACKENDS_HEAD in report:
+    return report if not backends or BACKENDS_HEAD in report else _with(report, _backends(backends))
+
+
+def with_workarounds(report: str, workarounds: Sequence[Workaround]) -> str:
+    """The report with what to do until the fault is fixed, before what is folded; as it is where it has that."""
+    if not workarounds or WORKAROUND_HEAD in report:
         return report
+    price = as_sentence(workarounds[0].price)
+    told = [
+        f"{WORKAROUND_HEAD}\n\nThe whole program is right with this change, {where_of(workarounds[0])}. {price}".strip()
+    ]
+    told += [_fenced(scrubbed_code(one.code), "python") for one in workarounds]
+    return _with(report, "\n\n".join(told))
+
+
+def _with(report: str, text: str) -> str:
     blocks = report.split("\n\n")
     at = next((i for i, block in enumerate(blocks) if block.startswith(("<details>", "### Error logs"))), len(blocks))
-    return "\n\n".join([*blocks[:at], _backends(backends), *blocks[at:]])
+    return "\n\n".join([*blocks[:at], text, *blocks[at:]])
 
 
 def _what(finding: Finding) -> str:

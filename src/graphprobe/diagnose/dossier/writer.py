@@ -18,7 +18,14 @@ from torch import fx
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.long import assignments, repro_source
 from graphprobe.diagnose.dossier.proof_run import run_script
-from graphprobe.diagnose.dossier.report import CODES, backends_of, report_text, title_of, with_backends
+from graphprobe.diagnose.dossier.report import (
+    CODES,
+    backends_of,
+    report_text,
+    title_of,
+    with_backends,
+    with_workarounds,
+)
 from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.settings import versions
 from graphprobe.engine.values import one_file_bytes, to_bytes
@@ -157,6 +164,7 @@ def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> N
     if report is not None and report.exists() and rungs:
         exact = finding.kind == "not_bitwise"  # all rungs are right then
         text = with_backends(report.read_text("utf-8"), {} if exact else backends_of(rungs, backend=backend))
+        text = with_workarounds(text, finding.workarounds)
         if finding.proof is None:
             text = text.replace(CODES, f"shows no fault if it is run alone. {NOT_ALONE}")
         replace_file(report, text.encode())

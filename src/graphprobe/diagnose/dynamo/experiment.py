@@ -51,7 +51,7 @@ def accused(program: Program, compilation: Compilation) -> Culprit | None:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     torch.compiler.reset()
     with compilation.configured():
-        test = _Experiment(program, compilation)
+        test = Experiment(program, compilation)
         pieces = test.pieces_run()
         return test.accused(pieces) if test.reference.eager[0] else None
 
@@ -147,7 +147,7 @@ class _Called(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Experiment:
+class Experiment:
     """Asks whether the program is right with some pieces left out.
 
     Attributes:

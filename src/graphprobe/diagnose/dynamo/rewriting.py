@@ -59,6 +59,8 @@ class SourcePiece(msgspec.Struct):
         owner: the class derived from `torch.autograd.Function` that it is in.
         inside: pieces that were running when it did.
         ops: what it called of torch.
+        function: qualified name and first line of the function that has it.
+        begin, end: line, and column in bytes, in the file.
     """
 
     names: list[str]
@@ -68,6 +70,9 @@ class SourcePiece(msgspec.Struct):
     owner: str = ""
     inside: list[int] = []
     ops: list[str] = []
+    function: tuple[str, int] = ("", 0)
+    begin: tuple[int, int] = (0, 0)
+    end: tuple[int, int] = (0, 0)
 
 
 def run_piece(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -117,7 +122,7 @@ def rewrite(
         source = source_at(code.co_filename)
         node = function_node(source, code) if source is not None else None
         if source is not None and node is not None and code not in done:
-            writer = _Rewriter(source, node, len(pieces), chosen)
+            writer = _Rewriter(source, node, len(pieces), chosen, (code.co_qualname, code.co_firstlineno))
             with contextlib.suppress(SyntaxError, ValueError):  # what cannot stand in a function of its own
                 made = _compiled(source, node, writer.rewritten(), code)
                 done[code] = made if made is not None and writer.changes else code
@@ -132,8 +137,10 @@ def rewrite(
 class _Rewriter(ast.NodeTransformer):
     """Numbers the pieces of a function, the inner ones first, and puts calls in place of the chosen ones."""
 
-    def __init__(self, source: ParsedFile, scope: Any, first: int, chosen: Callable[[int], How]) -> None:
-        self.source, self.first, self.chosen = source, first, chosen
+    def __init__(
+        self, source: ParsedFile, scope: Any, first: int, chosen: Callable[[int], How], function: tuple[str, int]
+    ) -> None:
+        self.source, self.first, self.chosen, self.function = source, first, chosen, function
         self.scope = copy.deepcopy(scope)
         self.pieces: list[SourcePiece] = []
         self.changes = False
@@ -187,7 +194,9 @@ class _Rewriter(ast.NodeTransformer):
     def _piece(self, node: Any, kind: str, names: Sequence[str]) -> tuple[int, How]:
         number = self.first + len(self.pieces)
         source = f"{self.source.file}:{node.lineno}"
-        self.pieces.append(SourcePiece([*names], source, kind, isinstance(node, WHOLE), self._owner))
+        piece = SourcePiece([*names], source, kind, isinstance(node, WHOLE), self._owner, function=self.function)
+        piece.begin, piece.end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        self.pieces.append(piece)
         how = self.chosen(number)
         self.changes |= bool(how)
         return number, how

@@ -67,6 +67,12 @@ def graphs_made() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def breaks_made() -> int:
+    """Graph breaks by now, over the whole process."""
+    counters = require("torch._dynamo.utils", "counters", purpose=PURPOSE)
+    return sum(map(int, counters.get("graph_break", {}).values()))
+
+
 def given_up() -> dict[str, int]:
     """What Dynamo gave up a whole function for by now, over the whole process, by reason.
 
