@@ -36,6 +36,8 @@ Kind = Literal[
 
 Stage = Literal[
     "dynamo",
+    "trace",
+    "pass",
     "backend",
     "aot",
     "decomposition",
@@ -250,6 +252,8 @@ class Finding(msgspec.Struct, kw_only=True):
     @property
     def stage_name(self) -> str:
         """The stage, as people call it; of a backend with its pass that is to blame."""
+        if self.stage in ("pass", "trace") and self.pass_:
+            return f"{self.stage} {self.pass_}"
         return self.stage if self.backend is None else ", ".join(filter(None, (self.backend, self.pass_)))
 
     @property
@@ -323,12 +327,13 @@ class Rung(msgspec.Struct, kw_only=True):
     """One way of running the program, held against the uncompiled one.
 
     Attributes:
-        name: `dynamo`, `aot`, `passes`, `kernels`, or `plain`: compiled, and not watched.
+        name: `dynamo`, `aot`, `passes`, `kernels`, or `plain`: compiled, and not watched. Of what is exported or traced
+            without `torch.compile`, what has made each graph: `fold (passes.py:31)`.
         state: `right`; `wrong`, whoever is to blame; `unsure` where numbers differ and could not be judged; `not_run`.
         difference: the first one, in words; empty where there is none.
     """
 
-    name: Literal["dynamo", "aot", "passes", "kernels", "plain"]
+    name: str
     state: Literal["right", "wrong", "unsure", "not_run"]
     difference: str = ""
 

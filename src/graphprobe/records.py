@@ -15,7 +15,9 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A position or a number of things in a file."""
 
-Direction = Literal["pre_grad", "joint", "forward", "backward"]
+Direction = Literal["traced", "pre_grad", "joint", "forward", "backward"]
+"""`traced`: what is exported or traced without `torch.compile`, and what the program makes of it."""
+
 Kind = Literal["graph", "pass", "ir", "code", "ops", "compile", "inputs", "outputs", "log", "failure", "note"]
 
 Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]

@@ -19,7 +19,7 @@ from graphprobe.judge.judging import Difference
 from graphprobe.judge.refusals import user_line
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.uncompiled import Reference
-from graphprobe.judge.verdict import RungName, state_of
+from graphprobe.judge.verdict import state_of
 from graphprobe.report.diagnosis import NUMERIC, in_short
 
 LEFT_OUT = "With the pass left out, the graphs compute what they should."
@@ -116,7 +116,7 @@ def proven(findings: Sequence[Finding]) -> list[str]:
     return [f"proven: {in_short(finding)} python {shlex.quote(repro)}" for finding, repro in repros]
 
 
-def rung(name: RungName, found: Sequence[Difference] | None) -> Rung:
+def rung(name: str, found: Sequence[Difference] | None) -> Rung:
     """A rung as it is told, with the first difference that counts; None: it was not run, or could not be."""
     worst = next((d for d in found or () if d.certain), next(iter(found or ()), None))
     if worst is None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from graphprobe.diagnose.script_calls import (
+    FAILED,
+    PROVEN,
     CallBefore,
     Past,
     copied_call,
@@ -20,9 +22,12 @@ from graphprobe.diagnose.script_calls import (
     is_finite,
     is_whole,
     mode_of,
+    name_of,
     requires_grad,
     signature_of,
+    unknown,
 )
+from graphprobe.diagnose.ways.way_watch import WayWatch
 from graphprobe.errors import UsageError, raised_from
 from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep, told_more
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from graphprobe.diagnose.program import Program
     from graphprobe.diagnose.searches.equal_graphs import EqualGraphs
     from graphprobe.diagnose.settings import Compilation, Limits
+    from graphprobe.diagnose.ways.way_program import WayCall
     from graphprobe.judge.judging import Difference
     from graphprobe.select.step_ranges import StepSelection
 
@@ -55,9 +61,7 @@ OTHER_CALL = (
     "Compiled afresh, the function is right. In the script this call runs code that was compiled for another call, or "
     "for another function with the same text: no guard has kept it from that."
 )
-FAILED = "the diagnosis itself failed: {kind}: {error}"
 UNPROVEN = "The script, run again, does not show it."
-PROVEN = "The script, run again, does."
 
 UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
 """Such as in a context manager, or by what took Dynamo's parts before the script began."""
@@ -127,6 +131,19 @@ class ScriptOptions:
         compilation = with_limits(compilation, {"first": self.first, **step_limit})
         return program, compilation, Limits(self.budget, self.deep, self.first, self.exact, self.workaround)
 
+    def way_diagnosis(
+        self, held: WayCall, *, out: Path | None, on_step: Callable[[NamedStep], None] | None = None
+    ) -> Diagnosis:
+        """The diagnosis of a call of what was exported, traced or packaged."""
+        from graphprobe.diagnose.api import new_folder_for_proofs, with_limits
+        from graphprobe.diagnose.settings import Compilation, Limits
+        from graphprobe.diagnose.ways.way_ladder import climbed_way
+
+        step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
+        compilation = Compilation("eager", None, out or new_folder_for_proofs())
+        compilation = with_limits(compilation, {"first": self.first, **step_limit})
+        return climbed_way(held, compilation, Limits(self.budget, self.deep, self.first, self.exact), on_step=on_step)
+
     def wrong_in_place(
         self, compiled: Compiled, call: tuple[Any, Mapping[str, Any]], out: Path | None
     ) -> list[Difference]:
@@ -177,32 +194,34 @@ def run_diagnosed(
     watcher = _Watcher(options, on_start, on_step, on_diagnosis, program)
     told = watcher.before, watcher.after, watcher.failed, watcher.backward
     calls = CompileCalls(*told, overrides=options.overrides())
+    watched = WayWatch(watcher, calls)
+    watcher.aside = watched.is_tracing
     calls.install()
+    watched.install()
     try:
         with options.budget.alarm(watcher.ring):
             ended = script.run(program)
+            watched.at_end()
     except SystemExit:  # just behind its end
         ended = script.Ended(0)
     finally:
+        watched.remove()
         calls.remove()
     watcher.wait()
     if watcher.stopped is not None and (watcher.under_way or not watcher.diagnoses):
         late = "its diagnosis had only begun" if watcher.under_way else "no compiled function was called until then"
-        watcher.tell(watcher.under_way or program.name, _unknown(f"{watcher.stopped}: {late}", unfinished=True))
+        watcher.tell(watcher.under_way or program.name, unknown(f"{watcher.stopped}: {late}", unfinished=True))
     problem = f"the script was ended: {watcher.stopped}" if watcher.stopped is not None else ended.problem
     unfinished = bool(options.budget.ended) or any(diagnosis.unfinished for _, diagnosis in watcher.diagnoses)
     if calls.elsewhere[0]:
-        watcher.tell("other processes", _unknown(ELSEWHERE))
+        watcher.tell("other processes", unknown(ELSEWHERE))
     if calls.unseen or (ended.compiling and not watcher.diagnoses):
         watcher.tell(program.name, _undiagnosed(calls.unseen, ended))
     if not watcher.diagnoses:
         raise _nothing(program.name, len(calls.compiled), problem)
     looked_at, graphs = watcher.calls_looked_at(), calls.unseen.total() + sum(one.graphs for one in calls.compiled)
+    graphs += watched.graphs
     return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal(), looked_at, graphs)
-
-
-def _unknown(why: str, *, unfinished: bool = False) -> Diagnosis:
-    return Diagnosis(verdict="undecided", notes=[why], unfinished=unfinished)
 
 
 def _undiagnosed(unseen: Mapping[str, int], ended: script.Ended) -> Diagnosis:
@@ -230,6 +249,7 @@ class _Watcher:
     Attributes:
         stopped: why the script goes on no further; None while it does.
         under_way: name of the function that is just being diagnosed; empty while none is.
+        aside: whether torch itself is at work, whose own calls of compiled functions are a part of that.
     """
 
     def __init__(
@@ -245,6 +265,7 @@ class _Watcher:
         self.diagnoses: list[tuple[str, Diagnosis]] = []
         self.stopped: str | None = None
         self.under_way = ""
+        self.aside: Callable[[], bool] = lambda: False
         self._known: EqualGraphs | None = None
         self._pasts = WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], Past]]]()
         self._all: list[Past] = []
@@ -254,6 +275,8 @@ class _Watcher:
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Diagnose a call with a new signature; after a crash the script gets the function uncompiled."""
+        if self.aside():
+            return
         past = self._past_of(compiled)
         past.numbers[threading.get_ident()] = past.count(1)
         past.in_all = self._calls = self._calls + 1
@@ -283,6 +306,8 @@ class _Watcher:
 
     def after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Diagnose the first call whose result is not finite, and look at those for which something was compiled."""
+        if self.aside():
+            return
         past = self._past_of(compiled)
         if self.stopped is not None or past.wrong:
             return
@@ -322,6 +347,8 @@ class _Watcher:
 
     def failed(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
         """Diagnose the first call that raises, unless it raises uncompiled, too."""
+        if self.aside():
+            return
         past = self._past_of(compiled)
         if self.stopped is not None or past.wrong or past.raised:
             return
@@ -334,7 +361,7 @@ class _Watcher:
                 self._look_in_place(compiled, past, *call, at_any=True)
             if not past.explains_exception():
                 told = RAISED.format(call=past.number, line=raised_from(error).line)
-                self._told(past.name, past, _unknown(told))
+                self.told(past.name, past, unknown(told))
         if self.stopped is not None:
             raise SystemExit(0)
 
@@ -364,6 +391,21 @@ class _Watcher:
             past.compiled.append(compiled)
         found: Past = compiled.kept["past"]
         return found
+
+    def past_named(self, name: str) -> Past:
+        """The calls of something that no `torch.compile` has compiled."""
+        self._all.append(Past(name))
+        return self._all[-1]
+
+    @contextlib.contextmanager
+    def at_work(self, name: str) -> Iterator[None]:
+        """A block in which something of this name is diagnosed."""
+        self._diagnosing = threading.get_ident()
+        self._begin(name)
+        try:
+            yield
+        finally:
+            self._diagnosing, self.under_way = 0, ""
 
     @contextlib.contextmanager
     def _busy(self, compiled: Compiled) -> Iterator[None]:
@@ -416,7 +458,7 @@ class _Watcher:
             self._begin(name)
             diagnosis = self._diagnose(compiled, name, calls)
             if diagnosis.findings and not any(finding.proof for finding in diagnosis.findings):
-                self._prove(diagnosis.findings[0], past, PROVEN)
+                self.prove(diagnosis.findings[0], past.in_all, PROVEN, self.options.overrides())
             refused = [finding.reason for finding in diagnosis.findings if finding.kind == "unsupported"]
             past.last, past.raises = past.number, diagnosis.raises or "".join(refused[:1])
             if not alone:
@@ -425,15 +467,15 @@ class _Watcher:
                 past.looked_at.add(past.number)
         except NoTimeLeft as spent:
             late = f"{spent}: whether the compiled program is right was not found out"
-            diagnosis = _unknown(late, unfinished=True)
+            diagnosis = unknown(late, unfinished=True)
         except Exception as error:  # the program must go on as it would without being watched
-            diagnosis = _unknown(FAILED.format(kind=type(error).__name__, error=error))
+            diagnosis = unknown(FAILED.format(kind=type(error).__name__, error=error))
         compiled.uncompiled = past.uncompiled = any(finding.kind in CRASHES for finding in diagnosis.findings)
         if compiled.uncompiled:
             diagnosis.notes.append("the script went on with the uncompiled function")
-        self._told(name, past, diagnosis)
+        self.told(name, past, diagnosis)
 
-    def _told(self, name: str, past: Past, diagnosis: Diagnosis) -> None:
+    def told(self, name: str, past: Past, diagnosis: Diagnosis) -> None:
         """Tell a diagnosis, and end the script where no more is wanted."""
         past.wrong = past.wrong or diagnosis.verdict == "fault"
         self.tell(name, diagnosis)
@@ -487,36 +529,41 @@ class _Watcher:
             self.stopped = str(spent) if self._program is not None else None
             return
         except Exception as error:  # the program must go on as it would without being watched
-            diagnosis, name = _unknown(FAILED.format(kind=type(error).__name__, error=error)), past.name
-        self._told(name, past, diagnosis)
+            diagnosis, name = unknown(FAILED.format(kind=type(error).__name__, error=error)), past.name
+        self.told(name, past, diagnosis)
 
     def _in_the_script(
         self, compiled: Compiled, past: Past, call: tuple[Any, Mapping[str, Any]], name: str
     ) -> Diagnosis | None:
         """The diagnosis of a call that goes wrong only with what the script compiled before; None if rounding may."""
         began = time.monotonic()
-        wrong = self.options.wrong_in_place(compiled, call, self._place("in-the-script"))
+        wrong = self.options.wrong_in_place(compiled, call, self.place("in-the-script"))
         if not wrong:
             return None
         line = name.partition("(")[2].partition(")")[0]
         first = wrong[0]
         finding = Finding(kind=first.kind, stage="dynamo", source=line or None, worst=first.worst)
-        shown = self._prove(finding, past, OTHER_CALL)
+        shown = self.prove(finding, past.in_all, OTHER_CALL, self.options.overrides())
         made = Diagnosis(verdict="fault", findings=[finding]) if shown else Diagnosis(verdict="undecided")
         made.notes += [] if shown else [f"{first.text}. {OTHER_CALL} {UNPROVEN}"]
         made.seconds = round(time.monotonic() - began, 2)
         return made
 
-    def _prove(self, finding: Finding, past: Past, reason: str) -> bool:
-        """Whether the script, run again up to this call, shows the finding; with that reason it is the proof then."""
+    def prove(
+        self, finding: Finding, number: int, reason: str, options: Mapping[str, Any], *, packaged: bool = False
+    ) -> bool:
+        """Whether the script, run again up to this call, shows the finding; with that reason it is the proof then.
+
+        Arguments as of `prove_by_script`.
+        """
         from graphprobe.diagnose.dossier.whole_proof import prove_by_script
 
-        place, limit_s = self._place("in-the-script"), min(STEP_LIMIT_S, self.options.budget.left_s)
+        place, limit_s = self.place("in-the-script"), min(STEP_LIMIT_S, self.options.budget.left_s)
         if self._program is None or place is None:
             return False
-        was, asked = finding.reason, self.options.overrides()
+        was = finding.reason
         finding.reason = told_more(was, reason)
-        shown = prove_by_script(place, finding, self._program, past.in_all, asked, limit_s)
+        shown = prove_by_script(place, finding, self._program, number, options, limit_s, packaged=packaged)
         finding.reason = finding.reason if shown else was
         return shown
 
@@ -525,18 +572,18 @@ class _Watcher:
         return self._known.told(self.diagnoses) if self._known is not None else []
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
-        short = "".join(c if c.isalnum() else "-" for c in name.partition(" ")[0]).strip("-")
-        out, asked = self._place(short), _overrides(compiled)
+        out, asked = self.place(name), _overrides(compiled)
         return self.options.diagnosis(compiled.fn, asked, calls, out=out, on_step=self.on_step)
 
-    def _place(self, name: str) -> Path | None:
+    def place(self, name: str) -> Path | None:
         """The folder of the next diagnosis; None in somebody else's program, where each has one of its own."""
         if self._program is not None and self._proofs is None:
             from graphprobe.diagnose.api import new_folder_for_proofs
 
             self._proofs = self.options.out or new_folder_for_proofs()
         folder = self._proofs or self.options.out
-        return None if folder is None else folder / f"{len(self.diagnoses)}-{name}"
+        short = "".join(c if c.isalnum() else "-" for c in name.partition(" ")[0]).strip("-")
+        return None if folder is None else folder / f"{len(self.diagnoses)}-{short}"
 
 
 def _overrides(compiled: Compiled) -> CompileOverrides:
@@ -548,18 +595,3 @@ def _overrides(compiled: Compiled) -> CompileOverrides:
 def watcher_of(options: ScriptOptions) -> _Watcher:
     """What diagnoses the calls of `CompileCalls`, for somebody who runs the program: `before`, and `diagnoses`."""
     return _Watcher(options)
-
-
-def name_of(fn: Any) -> str:
-    """`name (file:line)` of a function; of a module its class and forward; the file relative if below here."""
-    owner = getattr(fn, "__self__", fn)
-    other = inspect.ismethod(fn) and fn.__name__ not in ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
-    module = owner if hasattr(owner, "forward") and not inspect.isroutine(owner) and not other else None
-    code = getattr(inspect.unwrap(module.forward if module is not None else fn), "__code__", None)
-    plain = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-    name = type(module).__qualname__ if module is not None else plain.replace("<locals>.", "")
-    if code is None:
-        return name
-    from graphprobe.engine.naming import short_place
-
-    return f"{name} ({short_place(code.co_filename, code.co_firstlineno)})"

@@ -6,6 +6,7 @@ Imports no torch before the script does.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from graphprobe.findings import Diagnosis
 from graphprobe.internals.dynamo.compile_calls import Compiled
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ MOST_WALKS = 1_000
 
 MOST_TOGETHER = 3
 """Changes of the same values that count."""
+
+FAILED = "the diagnosis itself failed: {kind}: {error}"
+PROVEN = "The script, run again, does."
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -261,3 +266,23 @@ class Past:
     def explains_exception(self) -> bool:
         """Whether the last diagnosis explains that the call raises: by a fault, or as `raises`."""
         return self.wrong or bool(self.raises)
+
+
+def unknown(why: str, *, unfinished: bool = False) -> Diagnosis:
+    """A diagnosis that could tell nothing, and why."""
+    return Diagnosis(verdict="undecided", notes=[why], unfinished=unfinished)
+
+
+def name_of(fn: Any) -> str:
+    """`name (file:line)` of a function; of a module its class and forward; the file relative if below here."""
+    owner = getattr(fn, "__self__", fn)
+    other = inspect.ismethod(fn) and fn.__name__ not in ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
+    module = owner if hasattr(owner, "forward") and not inspect.isroutine(owner) and not other else None
+    code = getattr(inspect.unwrap(module.forward if module is not None else fn), "__code__", None)
+    plain = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    name = type(module).__qualname__ if module is not None else plain.replace("<locals>.", "")
+    if code is None:
+        return name
+    from graphprobe.engine.naming import short_place
+
+    return f"{name} ({short_place(code.co_filename, code.co_firstlineno)})"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import msgspec
@@ -45,7 +44,6 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.memory import size_of, trim
-from graphprobe.engine.naming import short_place
 from graphprobe.engine.subgraph import is_view
 from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
@@ -60,7 +58,7 @@ from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.verdict import RungName
 from graphprobe.probe.active import observe_pass
-from graphprobe.program_text.sources import is_own
+from graphprobe.program_text.own_frames import own_function
 
 log = logging.getLogger(__name__)
 
@@ -213,22 +211,6 @@ def own_passes(program: Program, compilation: Compilation, wanted: Difference) -
             report.findings.append(prover.prove(suspect) or suspect.place.told_in(unproven))
         report.compiles += prover.compiles
     return report
-
-
-def own_function() -> Callable[[FrameType], str | None]:
-    """What a frame's function is called, `name (file:line)`, if it is of the program."""
-    known: dict[CodeType, str | None] = {}
-
-    def name_of(frame: FrameType) -> str | None:
-        code = frame.f_code
-        if code not in known:
-            module = frame.f_globals.get("__name__")
-            own = isinstance(module, str) and not code.co_filename.startswith("<") and is_own(module)
-            name = code.co_qualname.replace("<locals>.", "")
-            known[code] = f"{name} ({short_place(code.co_filename, code.co_firstlineno)})" if own else None
-        return known[code]
-
-    return name_of
 
 
 def _own_inputs(owner: StageGraph | DynamoGraph, graph: torch.fx.GraphModule, watch: Watch) -> list[list[Any]]:

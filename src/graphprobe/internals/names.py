@@ -42,6 +42,7 @@ RUN_LOSES = {
     "graph_breaks": "graph breaks are not listed",
     "uncompiled": "functions that Dynamo leaves uncompiled are not listed",
     "debug_dir": "torch's own debug files go to a folder of their own",
+    "ways": "what is exported, traced or packaged without torch.compile is not collected, or not all of it",
 }
 """What is missing from a run without each of its taps."""
 
@@ -219,6 +220,7 @@ _TABLE = (
     _n(CALLED, "torch._C._autograd", "_get_sequence_nr", "api_dump"),
     _n(CALLED, "torch._C._distributed_c10d", "FakeProcessGroup._create_internal", "diagnose_ranks"),
     _n(READ, "torch._C._distributed_c10d", "ProcessGroup.BackendType.CUSTOM", "diagnose_ranks"),
+    _n(READ, "torch._C._dynamo.eval_frame", "_FrameAction.DEFAULT", "ways"),
     _n(READ, "torch._C._dynamo.eval_frame", "_FrameAction.SKIP", "api_dump compile_calls"),
     _n(CALLED, "torch._C._dynamo.eval_frame", "_FrameExecStrategy set_code_exec_strategy", "api_dump compile_calls"),
     _n(CALLED, "torch._C._dynamo.eval_frame", "set_fullgraph_compiled_frame_count", "only_function", since="2.12"),
@@ -310,10 +312,13 @@ _TABLE = (
     _n(CALLED, "torch._guards", "CompileContext.current_compile_id", "dynamo_graph dump recompiles"),
     _n(CALLED, "torch._guards", "CompileContext.current_trace_id", "component_logs"),
     _n(CALLED, "torch._guards", "CompileContext.try_get", "dump_single_ops diagnose_stages"),
-    _n(CALLED, "torch._guards", "TracingContext.try_get", "dump_single_ops explain diagnose_stages"),
+    _n(CALLED, "torch._guards", "TracingContext.try_get", "dump_single_ops explain diagnose_stages ways"),
     _n(CALLED, "torch._guards", "compile_context tracing", "diagnose_stages"),
     _n(CALLED, "torch._guards", "detect_fake_mode", "ir_evaluation"),
+    _n(PATCHED, "torch._inductor", "aot_compile aoti_compile_and_package", "ways"),
+    _n(CALLED, "torch._inductor", "aoti_load_package", "ways"),
     _n(CALLED, "torch._inductor", "list_mode_options", "mode_names"),
+    _n(PATCHED, "torch._inductor.package", "load_package", "ways"),
     _n(CALLED, "torch._inductor.async_compile", "AsyncCompile.pool AsyncCompile.process_pool", "child_processes"),
     _n(PATCHED, "torch._inductor.async_compile", "AsyncCompile.wait", "steps"),
     _n(IMPORTED, "torch._inductor.choices", "", "warm_children"),
@@ -434,8 +439,11 @@ _TABLE = (
     _n(PATCHED, "torch.autograd", "_engine_run_backward", "api_dump compile_calls"),
     _n(READ, "torch.compiler.config", "cache_key_tag", "diagnose_caches workarounds"),
     _n(READ, "torch.distributed.distributed_c10d", "_world.pg_map", "diagnose_ranks"),
+    _n(PATCHED, "torch.export.pt2_archive._package", "AOTICompiledModel.__call__", "ways"),
+    _n(PATCHED, "torch.fx.experimental.proxy_tensor", "_MakefxTracer.trace", "ways"),
     _n(CALLED, "torch.fx._lazy_graph_module", "_use_lazy_graph_module", "reduce"),
     _n(CALLED, "torch.fx.graph_module", "_forward_from_src", "reduce"),
+    _n(PATCHED, "torch.fx.graph_module", "_WrappedCall.__call__", "ways"),
     _n(PATCHED, "torch.fx.graph_module", "_print_readable", "profile_details"),
     _n(
         PATCHED,

@@ -26,6 +26,7 @@ class FrameFacts(msgspec.Struct, kw_only=True):
         resumed: True when the function is the continuation behind an earlier graph break.
         recompile_reason: the guard that failed, None for the first compile of a function.
         backend_object: the backend itself.
+        made_by: what exported or traced it, `make_fx (train.py:12)`; None of what Dynamo traced.
     """
 
     compile_id: str | None = None
@@ -39,6 +40,7 @@ class FrameFacts(msgspec.Struct, kw_only=True):
     resumed: bool = False
     recompile_reason: str | None = None
     backend_object: Any = None
+    made_by: str | None = None
 
 
 class BreakObserver(Listener, Protocol):

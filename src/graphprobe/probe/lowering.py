@@ -251,11 +251,14 @@ class LoweringRecorder:
     def _generated(self, path: str) -> None:
         if inductor.lowered_subgraph() is not None:
             return
-        self._code_path = path
-        self._code = Path(path).read_text("utf-8")
+        text, where = Path(path).read_text("utf-8"), msgspec.structs.replace(self._where, phase="codegen")
+        if not path.endswith(".py"):
+            file = self._writer.write_text(layout.code_file(self._where, extension=".cpp"), text)
+            self._writer.event(where=where, kind="code", name="output_code", file=file)
+            return
+        self._code_path, self._code = path, text
         script = output_code_source(self._code, constants=inductor.module_constants(), inputs=self._examples)
         file = self._writer.write_text(layout.code_file(self._where), script.source)
-        where = msgspec.structs.replace(self._where, phase="codegen")
         self._writer.event(where=where, kind="code", name="output_code", file=file)
         if file is not None:
             self._trail.write_beside(file, script, phase="codegen")

@@ -253,6 +253,8 @@ def _reason(facts: FrameFacts, restart_of: int | None) -> str:
         return f"torch restarted its analysis of the same compile (see model__{restart_of})"
     if facts.recompile_reason is not None:
         return f"recompile: {facts.recompile_reason}"
+    if facts.made_by is not None:
+        return f"by {facts.made_by}"
     if facts.compile_id is None:
         return "compiled without Dynamo"
     if facts.resumed:

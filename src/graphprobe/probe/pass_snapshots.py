@@ -82,7 +82,7 @@ class Trail:
         self._started: Any = None
         self._told: set[tuple[int, str]] = set()
 
-    def graph(self, gm: Any, *, phase: str) -> None:
+    def graph(self, gm: Any, *, phase: str, made_by: str | None = None) -> None:
         """The graph itself; the second time only what changed since is written."""
         with self._lock:
             first = self._root is None
@@ -95,7 +95,14 @@ class Trail:
             self._last[None] = snapshot
             name = layout.graph_name(self._direction)
             snapshot.file = self._write(layout.graph_file(self._where, number=self._number), snapshot)
-            self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=len(snapshot.names))
+            nodes = len(snapshot.names)
+            self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=nodes, message=made_by)
+
+    def made(self, gm: Any, by: str, *, phase: str) -> None:
+        """The graph as something has made it that tells nobody when it begins."""
+        with self._lock:
+            self._root = gm
+            self._catch_up(gm, None, phase, by=by)
 
     def phase_begins(self, frame: Frame, gm: Any) -> str | None:
         """Catch changes that were made since the last snapshot, and learn which object is the graph now.
@@ -255,8 +262,8 @@ class Trail:
             return frame.subgraph
         return found
 
-    def _catch_up(self, gm: Any, label: str | None, stage: str) -> Snapshot:
-        """Write the graph if it is not as last seen."""
+    def _catch_up(self, gm: Any, label: str | None, stage: str, *, by: str | None = None) -> Snapshot:
+        """Write the graph if it is not as last seen; `by`: what has changed it, if that is known."""
         last = self._last.get(label)
         if last is None:
             # A nested graph is part of the outer one's text: a file of its own only once a pass changes it.
@@ -264,13 +271,14 @@ class Trail:
             self._last[label] = self._snapshot_of(gm)
             return self._last[label]
         name = NESTED if last.nested and _own_print(gm) == last.own else UNOBSERVED
-        now = self._snapshot(gm, label, f"{name}_{stage}")
+        now = self._snapshot(gm, label, by or f"{name}_{stage}")
         if now is not last:
             self._event(
                 "pass",
-                name,
+                by or name,
                 phase=stage,
                 label=label,
+                pass_name=by,
                 changed=True,
                 file=now.file,
                 before=last.path,

@@ -37,6 +37,7 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 if TYPE_CHECKING:
     from graphprobe.probe.model import ModelRecorder
     from graphprobe.probe.pass_snapshots import Trail
+    from graphprobe.probe.traced_graphs import WayRecorder
 
 
 LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
@@ -73,6 +74,7 @@ class Session:
         # Only where logs were asked for: else nothing is said before the first compile that would be kept.
         self._logs_hook = ImportHook({"torch._dynamo": lambda _: self._logs.start()} if settings.logs else {})
         self._only = OnlyFunction(settings.only_function)
+        self._ways: WayRecorder | None = None
         self._frames = FrameWatch(settings, writer, self._here, self.failed_with)
         self._failures: dict[str, int] = {}
         self.fork_child: Callable[[], Session | None] | None = None
@@ -87,6 +89,10 @@ class Session:
         self._logs_hook.install()
         self._only.install()
         if self.everything:
+            from graphprobe.probe.traced_graphs import WayRecorder
+
+            self._ways = WayRecorder(lambda facts: self.model_begins(facts, None, ()), self.failed)
+            self._ways.install()
             self._frames.install()
         self.writer.update(taps=dict(self._taps.status))
 
@@ -97,6 +103,7 @@ class Session:
                 return
             self._closed = True
         foreign = self._frames.remove()  # first: it came last, and stands on the same names
+        foreign += self._ways.remove() if self._ways is not None else []
         foreign += self._taps.remove()
         self._logs_hook.remove()
         self._logs.stop()

@@ -87,6 +87,8 @@ CRASHES = ("crash_compile", "crash_runtime", "segfault", "hang", "unsupported")
 
 STAGES = {
     "dynamo": "reading the Python code (Dynamo), where the program is recorded as a graph of operations",
+    "trace": "tracing, where torch.export or make_fx records the program as a graph",
+    "pass": "a pass of the program, which rewrites the graph",
     "backend": "the backend, which is not Inductor",
     "aot": "preparing the graph (AOTAutograd), where in-place changes are removed and the backward graph is made",
     "decomposition": "decomposing, where an operation is replaced by several simpler ones",
@@ -129,6 +131,10 @@ def told(finding: Finding, place: Callable[[str], SourcePlace], folder: str | No
 
 def stage_in_words(finding: Finding) -> str:
     """Where in the compiler a fault is, for people who have never looked inside."""
+    if finding.stage == "pass" and finding.pass_:
+        name, bracket, place = finding.pass_.partition(" (")
+        end = "" if finding.kind in CRASHES else ": the graph before it is right, and the graph after it is not"
+        return f"your pass `{name}`{bracket}{place}{end}"
     if finding.backend is None:
         return STAGES.get(finding.stage, finding.stage)
     subject = "the graph before the pass" if finding.pass_ else "Dynamo's graph"

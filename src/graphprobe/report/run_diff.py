@@ -19,7 +19,7 @@ from graphprobe.store.reader import Model, Run
 COMPARED = ("graph", "pass", "failure", "ir", "code")
 """Kinds of events; what else a run has is no stage of the compiler, or is read from one."""
 
-ORDER: tuple[Direction | None, ...] = (None, "pre_grad", "joint", "forward", "backward")
+ORDER: tuple[Direction | None, ...] = (None, "traced", "pre_grad", "joint", "forward", "backward")
 """The directions as the compiler goes through them; None for Dynamo's graph."""
 
 LISTED = 5

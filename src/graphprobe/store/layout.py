@@ -41,6 +41,7 @@ Stage = Literal["original", "optimized"]
 Extension = Literal["txt", "pbtxt", "py"]
 
 _STEM: dict[Direction, str] = {
+    "traced": "traced",
     "pre_grad": "pre_grad",
     "joint": "aot_joint",
     "forward": "aot_forward",
@@ -110,9 +111,9 @@ def ops_file(where: Where) -> str:
     return f"{graph_folder(where)}/captured_ops.json"
 
 
-def code_file(where: Where) -> str:
-    """The code the backend generated: `…/output_code.py`."""
-    return f"{graph_folder(where)}/output_code.py"
+def code_file(where: Where, *, extension: str = ".py") -> str:
+    """The code the backend generated: `…/output_code.py`; `output_code.cpp` of what is compiled ahead of time."""
+    return f"{graph_folder(where)}/output_code{extension}"
 
 
 def compile_file(model: int) -> str:

@@ -69,7 +69,7 @@ def assert_compiles_like_eager(
     """
     __tracebackhide__ = True
     from graphprobe.diagnose.api import diagnose
-    from graphprobe.diagnose.script import name_of
+    from graphprobe.diagnose.script_calls import name_of
 
     new_folder = NEW_FOLDER.get()
     named = out is None and new_folder is not None

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
+
 from graphprobe.diagnose.dossier.case_check import made_of
 from graphprobe.engine.naming import is_library, short_place
 from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered, unwrapped
@@ -57,6 +59,23 @@ class OwnBackend:
     def value(self) -> Any:
         """It, as the program has it, or else anew."""
         return self.make() if self.live is None else self.live
+
+
+class WrittenBackend:
+    """A backend that graphprobe has written for a step of the program's, with the text that a repro holds of it."""
+
+    def __init__(self, text: str, name: str, values: Mapping[str, Any], told: OwnBackend | None) -> None:
+        """`text` defines the function `name`, a backend; `values`: live objects, by the names that it has for them.
+
+        `told`: all of it as a repro holds it; None: not all has a text.
+        """
+        space: dict[str, Any] = {"torch": torch, **values}
+        exec(compile(text, f"<{name}>", "exec"), space)
+        self.function, self.told, self.__name__ = space[name], told, name
+
+    def __call__(self, gm: Any, inputs: Any) -> Any:
+        """Compile a graph."""
+        return self.function(gm, inputs)
 
 
 def own_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
@@ -171,6 +190,10 @@ def _told_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
     value = registered(backend) if isinstance(backend, str) else backend
     if value is None:
         return None
+    if isinstance(value, WrittenBackend):
+        if value.told is None:
+            raise Unwritable("a function of the program, or what it holds, has no text")
+        return value.told
     inner, given = unwrapped(value)
     shown = shown_name(backend)
     return _told(functools.partial(inner, **given) if given else inner, shown, "backend")

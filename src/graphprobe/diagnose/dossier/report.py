@@ -30,6 +30,8 @@ EXPECTED: dict[Kind, tuple[str, str]] = {
 
 STAGES = {
     "dynamo": "Dynamo",
+    "trace": "tracing (torch.export, make_fx)",
+    "pass": "a pass of the program",
     "aot": "AOTAutograd",
     "decomposition": "a decomposition",
     "pre_grad": "Inductor's pre-grad passes",
@@ -89,7 +91,8 @@ def title_of(finding: Finding) -> str:
     names = [name.partition(" (")[0] for name in (finding.backend or finding.stage, finding.pass_) if name]
     stage = "" if finding.stage == "unknown" else f" ({', '.join(names)})"
     backward = " in the backward" if finding.direction == "backward" and not finding.relation else ""
-    return f"torch.compile: {kind}{culprit}{backward}{stage}"
+    entry = {"pass": "graph pass", "trace": "torch.export"}.get(finding.stage, "torch.compile")
+    return f"{entry}: {kind}{culprit}{backward}{stage}"
 
 
 def backends_of(rungs: Sequence[Rung], *, backend: str = "inductor") -> dict[str, str]:
@@ -104,7 +107,7 @@ def backends_of(rungs: Sequence[Rung], *, backend: str = "inductor") -> dict[str
         found["aot_eager_decomp_partition"] = "right" if states["passes"] == "right" else "not_run"
     top = states.get("plain", "not_run")
     found[backend] = states.get("kernels", "not_run") if top == "not_run" else top
-    return found if rungs else {}
+    return found if "dynamo" in states else {}
 
 
 def report_text(

@@ -39,7 +39,7 @@ SCRIPT = "script.py"
 NEAR = 1e-3
 """How far a number may be off that a call of the script's returns, absolute and relative."""
 
-CALL = '''def seen(value, depth=0):
+SEEN = '''def seen(value, depth=0):
     """Texts and tensors: all there is to see of a value, and of what objects hold."""
     if isinstance(value, (float, complex, torch.Tensor)):
         tensor = torch.as_tensor(value).detach().to_dense().cpu()
@@ -56,7 +56,25 @@ CALL = '''def seen(value, depth=0):
     return [type(value).__name__, *(seen(held, depth + 1) if depth < 4 else [])]
 
 
-def until_the_call(compiled, kept):
+def keep(kept, called, args, kwargs):
+    """Keeps what is seen of a call, and ends."""
+    try:
+        value = called(*args, **kwargs)
+    except Exception as error:
+        value = f"{type(error).__name__}: {error}"[:200]
+    parts = seen([value, args, kwargs])
+    kept.write_text(json.dumps([part if isinstance(part, str) else part.tolist() for part in parts]))
+    os._exit(0)
+
+
+def run_script():
+    """Runs the script, whose call ends it."""
+    sys.argv, sys.stdout = [str(SCRIPT), *ARGUMENTS], open(os.devnull, "w")
+    sys.path[:0] = [str(SCRIPT.parent), FOLDER]
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    os._exit(125)  # it ended before that call'''
+
+UNTIL_COMPILED = '''def until_the_call(compiled, kept):
     """Runs the script until the call, keeps what is seen of it, and ends."""
     original, numbers = torch.compile, itertools.count(1)
 
@@ -72,13 +90,7 @@ def until_the_call(compiled, kept):
         def call(*args, **kwargs):
             if next(numbers) != NUMBER:
                 return called(*args, **kwargs)
-            try:
-                value = (called if compiled else model)(*args, **kwargs)
-            except Exception as error:
-                value = f"{type(error).__name__}: {error}"[:200]
-            parts = seen([value, args, kwargs])
-            kept.write_text(json.dumps([part if isinstance(part, str) else part.tolist() for part in parts]))
-            os._exit(0)
+            keep(kept, called if compiled else model, args, kwargs)
 
         vars(call).update(_torchdynamo_inline=model, _torchdynamo_orig_callable=model, _torchdynamo_wrapper_id=id(call))
         if called is result:
@@ -86,13 +98,29 @@ def until_the_call(compiled, kept):
         result.forward = call
         return result
 
-    torch.compile, sys.argv, sys.stdout = compile, [str(SCRIPT), *ARGUMENTS], open(os.devnull, "w")
-    sys.path[:0] = [str(SCRIPT.parent), FOLDER]
-    runpy.run_path(str(SCRIPT), run_name="__main__")
-    os._exit(125)  # it ended before that call
+    torch.compile = compile
+    run_script()'''
 
+UNTIL_PACKAGE = '''def until_the_call(compiled, kept):
+    """Runs the script until the call of a package, keeps what is seen of it or of the module, and ends."""
+    export, numbers, modules = torch.export.export, itertools.count(1), []
+    kind = importlib.import_module("torch.export.pt2_archive._package").AOTICompiledModel
+    called = kind.__call__
 
-def run(compiled=False):
+    def exporting(module, *args, **kwargs):
+        modules.append(module)
+        return export(module, *args, **kwargs)
+
+    def call(package, *args, **kwargs):
+        if next(numbers) == NUMBER:
+            target = functools.partial(called, package) if compiled else modules[OPTIONS["exported"]]
+            keep(kept, lambda *args, **kwargs: torch.utils._pytree.tree_leaves(target(*args, **kwargs)), args, kwargs)
+        return called(package, *args, **kwargs)
+
+    torch.export.export, kind.__call__ = exporting, call
+    run_script()'''
+
+RUN = '''def run(compiled=False):
     """What is seen of the call, which is compiled as all others are, or left uncompiled."""
     with tempfile.TemporaryDirectory() as folder:
         if (child := os.fork()) == 0:
@@ -267,14 +295,22 @@ def _write(
 
 
 def prove_by_script(
-    folder: Path, finding: Finding, program: ScriptTarget, number: int, options: Mapping[str, Any], timeout_s: float
+    folder: Path,
+    finding: Finding,
+    program: ScriptTarget,
+    number: int,
+    options: Mapping[str, Any],
+    timeout_s: float,
+    *,
+    packaged: bool = False,
 ) -> bool:
     """Write the user's script as a repro if it shows the fault in a process of its own; whether it does.
 
     Args:
         folder: must not exist.
         number: of the call, from 1, among all calls of what the script compiles.
-        options: arguments of `torch.compile` in the place of the script's own.
+        options: arguments of `torch.compile` in the place of the script's own; `exported` is the number of the module.
+        packaged: the call is one of a package, among all of these.
     """
     if program.kind != "script":
         return False
@@ -282,11 +318,12 @@ def prove_by_script(
     facts = f"SCRIPT, ARGUMENTS = Path(__file__).with_name({SCRIPT!r}), {list(program.arguments)!r}\n"
     facts += f"FOLDER = {str(path.parent)!r}  # of what the script imports\n"
     facts += f"NUMBER, OPTIONS = {number}, {dict(options)!r}  # of the call, among all of what it compiles"
-    imports = [f"import {name}" for name in ("functools", "itertools", "json", "runpy", "tempfile")]
+    imports = [f"import {name}" for name in ("functools", "importlib", "itertools", "json", "runpy", "tempfile")]
+    call = "\n\n\n".join([SEEN, UNTIL_PACKAGE if packaged else UNTIL_COMPILED, RUN])
     text = script_of(
         [title_of(finding)],
         [*imports, "from pathlib import Path"],
-        [facts, CALL],
+        [facts, call],
         partial(check_text, "", "run()", "run(compiled=True)", bounds=[NEAR], rtol=NEAR, optional=True),
         as_main=True,
     )

@@ -227,6 +227,11 @@ class CompileCalls(Subscription):
             uncompiled(function)
         return call
 
+    @property
+    def inside(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which compiled functions run uncompiled, and Dynamo is torch's own, as while `before` runs."""
+        return self._inside_turn()
+
     def _is_inside(self) -> bool:
         return self._inside.get() or self._busy not in (0, os.getpid())
 

@@ -62,7 +62,7 @@ class PassLog(msgspec.Struct):
 
     def take(self, gm: GraphModule, name: str) -> None:
         """Note the graph as what `name` has made of it, if it has changed."""
-        signature = _signature(gm)
+        signature = graph_signature(gm)
         if self.snapshots and signature == self._latest:
             return
         try:
@@ -148,6 +148,22 @@ class Snapshots:
             log.failed = log.failed or seen.passname
 
 
+@dataclass(frozen=True)
+class Applied:
+    """A call of a function of the program's that was given a graph.
+
+    Attributes:
+        code, namespace: of the function.
+        arguments: by name, as they were when it began.
+        graph: the argument that is, or holds, the graph.
+    """
+
+    code: CodeType
+    namespace: dict[str, Any]
+    arguments: dict[str, Any]
+    graph: GraphModule
+
+
 class OwnPasses:
     """Collects what the functions of a program make of graphs, while a backend of the program runs.
 
@@ -155,10 +171,13 @@ class OwnPasses:
     pass that called it. Blocks of `observe_pass` and of `GraphTransformObserver` count as functions.
     """
 
-    def __init__(self, name_of: Callable[[FrameType], str | None], block: Callable[..., Any]) -> None:
-        """`name_of`: `name (file:line)` of a function of the program; None of others. `block`: `observe_pass`."""
+    def __init__(self, name_of: Callable[[FrameType], str | None], block: Callable[..., Any] | None) -> None:
+        """`name_of`: `name (file:line)` of a function of the program; None of others.
+
+        `block`: `observe_pass`; None: its blocks do not count.
+        """
         observer = require("torch.fx.passes", "graph_transform_observer", purpose="snapshots of passes")
-        self._name_of, self._block = name_of, inspect.unwrap(block).__code__
+        self._name_of, self._block = name_of, None if block is None else inspect.unwrap(block).__code__
         self._enter, self._exit = (
             getattr(observer.GraphTransformObserver, name).__code__ for name in ("__enter__", "__exit__")
         )
@@ -167,7 +186,7 @@ class OwnPasses:
         self.calls_inductor = False
         self._owner: Any = None
         self._chains: dict[int, _Chain] = {}
-        self._stack: list[tuple[FrameType, str, list[GraphModule]]] = []
+        self._stack: list[tuple[FrameType, str, list[GraphModule], Applied]] = []
         self._blocks: set[FrameType] = set()
         self._calls: Counter[CodeType] = Counter()
 
@@ -176,7 +195,7 @@ class OwnPasses:
         """Collect what this thread does in the block. `owner` comes back with each log."""
         before, profile = self._owner, sys.getprofile()
         self._owner = owner
-        sys.setprofile(self._on_event)
+        sys.setprofile(self.on_event)
         try:
             yield
         except Exception as error:
@@ -187,22 +206,33 @@ class OwnPasses:
             sys.setprofile(profile if callable(profile) else None)
             self._owner = before
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a function of the program's that was given a graph is running."""
+        return bool(self._stack)
+
     def _is_pass(self, frame: FrameType) -> bool:
-        graphs, of_node = _given(frame)
+        graphs, of_node, _ = _given(frame)
         return bool(graphs) and not of_node and self._name_of(frame) is not None
 
-    def _on_event(self, frame: FrameType, event: str, value: Any) -> None:
+    def on_event(self, frame: FrameType, event: str, value: Any) -> None:
+        """What Python's profiler calls."""
         if event == "call":
             self._on_call(frame, frame.f_code)
         elif event == "return" and self._stack and self._stack[-1][0] is frame:
-            _, name, graphs = self._stack.pop()
-            if isinstance(value, GraphModule):
-                chain = self._chains[id(graphs[0])]
-                if self._chains.setdefault(id(value), chain) is chain:
-                    chain.graphs.append(value)
-                graphs = [value]
+            _, name, graphs, applied = self._stack.pop()
+            made = getattr(value, "graph_module", None) if isinstance(value, tuple) else value  # of a PassResult
+            if isinstance(made, GraphModule):
+                self._goes_on(graphs[0], made)
+                graphs = [made]
             for gm in graphs:
-                self._take(gm, name)
+                self._take(gm, name, applied)
+
+    def _goes_on(self, before: GraphModule, after: GraphModule) -> None:
+        """A function was given the first graph, and has returned the other."""
+        chain = self._chains[id(before)]
+        if self._chains.setdefault(id(after), chain) is chain:
+            chain.graphs.append(after)
 
     def _on_call(self, frame: FrameType, code: CodeType) -> None:
         around = self._stack[-1][1] if self._stack else ""
@@ -222,15 +252,16 @@ class OwnPasses:
         own = self._name_of(frame)
         if own is None:
             return
-        graphs, of_node = _given(frame)
+        graphs, of_node, arguments = _given(frame)
         self._calls[code] += bool(graphs)
         if not graphs or self._calls[code] > MOST_CALLS:
             return
         for gm in graphs:
             self._take(gm, around)
-        self._stack.append((frame, around if of_node and around else own, graphs))
+        applied = self._stack[-1][3] if of_node and around else Applied(code, frame.f_globals, arguments, graphs[0])
+        self._stack.append((frame, around if of_node and around else own, graphs, applied))
 
-    def _take(self, gm: GraphModule, name: str) -> None:
+    def _take(self, gm: GraphModule, name: str, applied: Applied | None = None) -> None:
         """Note the graph as what `name` has made of it, if it has changed; where its inputs have, as another graph."""
         chain, inputs = self._chains.get(id(gm)), sum(n.op == "placeholder" for n in gm.graph.nodes)
         if chain is None or chain.inputs != inputs:
@@ -248,22 +279,24 @@ class _Chain:
     log: PassLog = field(default_factory=lambda: PassLog("backend"))
 
 
-def _given(frame: FrameType) -> tuple[list[GraphModule], bool]:
-    """The graphs that a function was given, also as attributes of what it is a method of, and whether a node was."""
+def _given(frame: FrameType) -> tuple[list[GraphModule], bool, dict[str, Any]]:
+    """The graphs that a function was given, also as attributes of what it is a method of, whether a node was, and all
+    arguments."""
     code, found, of_node = frame.f_code, list[GraphModule](), False
     flags = (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
     count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in flags)
-    for name in code.co_varnames[:count]:
-        value = frame.f_locals.get(name)
+    given = {name: frame.f_locals.get(name) for name in code.co_varnames[:count]}
+    for name, value in given.items():
         values = [value, *(value if isinstance(value, (list, tuple)) else ())]
         of_node = of_node or any(isinstance(one, Node) for one in values)
         if name == "self" and not isinstance(value, GraphModule):
             values += getattr(value, "__dict__", {}).values()
         for one in values:
             gm = one.owning_module if isinstance(one, Graph) else one
+            gm = vars(one).get("_graph_module") if type(one).__name__ == "ExportedProgram" else gm
             if isinstance(gm, GraphModule) and not any(gm is other for other in found):
                 found.append(gm)
-    return found, of_node
+    return found, of_node, given
 
 
 def _pattern_name(entry: Any) -> str:
@@ -278,8 +311,8 @@ def _pattern_name(entry: Any) -> str:
     return type(entry).__name__
 
 
-def _signature(gm: GraphModule) -> str:
+def graph_signature(gm: GraphModule) -> str:
     """Changes when a node, its order, target or arguments do."""
     lines = [f"{n.name} {n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes]
-    lines += [_signature(child) for _, child in gm.named_children() if isinstance(child, GraphModule)]
+    lines += [graph_signature(child) for _, child in gm.named_children() if isinstance(child, GraphModule)]
     return "\n".join(lines)

@@ -30,6 +30,7 @@ _set_strategy = require("torch._C._dynamo.eval_frame", "set_code_exec_strategy",
 _strategy = require("torch._C._dynamo.eval_frame", "_FrameExecStrategy", purpose=_PURPOSE)
 _ACCUMULATE: type = require("torch._C", "_functions.AccumulateGrad", purpose=_PURPOSE)
 _skip = require("torch._C._dynamo.eval_frame", "_FrameAction.SKIP", purpose=_PURPOSE)
+_default = require("torch._C._dynamo.eval_frame", "_FrameAction.DEFAULT", purpose=_PURPOSE)
 
 _COMPILED_BACKWARD = "CompiledFunctionBackward"
 """Name of the node in which AOTAutograd runs a compiled backward, and compiles it the first time."""
@@ -50,9 +51,9 @@ _OF_A_LEAF = 1 << 63
 """What gathers the gradient of a leaf has the largest number there is."""
 
 
-def uncompiled(function: F) -> F:
-    """Keep Dynamo from compiling a hook, and what the hook calls, where compiled code of the program runs it."""
-    _set_strategy(cast(FunctionType, function).__code__, _strategy(_skip, _skip))
+def uncompiled(function: F, *, alone: bool = False) -> F:
+    """Keep Dynamo from compiling a hook, and what the hook calls unless `alone`, where compiled code runs it."""
+    _set_strategy(cast(FunctionType, function).__code__, _strategy(_skip, _default if alone else _skip))
     return function
 
 

@@ -65,6 +65,9 @@ RUNGS = (
 )
 """Name in a diagnosis, name for people, and what runs there; from the first to the last."""
 
+MADE = "the graph that it has made, run op by op"
+"""What runs on a rung of what was exported or traced."""
+
 RUNG_OF_STAGE = {"dynamo": "dynamo", "backend": "plain", "aot": "aot"}
 RUNG_OF_STAGE |= dict.fromkeys(("decomposition", "pre_grad", "joint", "post_grad"), "passes")
 """The first rung on which a fault of the stage shows; of other stages the kernels."""
@@ -168,7 +171,9 @@ def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
         accused.setdefault(RUNG_OF_STAGE.get(finding.stage, "kernels"), []).append(stage_in_words(finding))
     found: list[tuple[str, Tone, str, str]] = []
     broken = False
-    for name, _, _ in RUNGS:
+    told = [name for name, _, _ in RUNGS]
+    names = told if measured.keys() <= set(told) else list(measured)
+    for name in names:
         state, why = measured.get(name, ("not_run", ""))
         if name in accused:
             found.append((name, "bad", "wrong", "; ".join(dict.fromkeys(accused[name]))))
@@ -190,6 +195,7 @@ def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
 def ladder_section(diagnosis: Diagnosis) -> Section:
     """The ladder of one diagnosis, as a list."""
     told = {name: (title, what) for name, title, what in RUNGS}
+    told |= {rung.name: (rung.name, MADE) for rung in diagnosis.rungs if rung.name not in told}
     rungs = [(*told[name], tone, Badge(tone, word), why) for name, tone, word, why in states(diagnosis)]
     passed = sum(tone == "good" for _, _, tone, _, _ in rungs)
     first = next((title for title, _, tone, _, _ in rungs if tone == "bad"), None)

@@ -1,0 +1,1 @@
+"""The ways into the compiler beside `torch.compile`: what was exported, traced or packaged, diagnosed."""

@@ -1,0 +1,223 @@
+"""What is exported, traced or packaged without `torch.compile`: the step that is wrong, and silence where none is."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Diagnosed = Callable[..., tuple[Any, dict[str, Any]]]
+
+PASSES = """
+import copy
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x, *, scale):
+        self.seen += 1
+        h = torch.nn.functional.gelu(self.norm(self.a(x)))
+        return {"out": self.b(h) * scale, "h": (h, self.seen * 2)}
+
+class Retarget:
+    def __init__(self, old, new):
+        self.old, self.new = old, new
+
+    def __call__(self, gm):
+        for node in gm.graph.nodes:
+            if node.target is self.old:
+                node.target = self.new
+
+def drop_dead(gm):
+    gm.graph.eliminate_dead_code()
+
+def scale_gelu(gm, ratio, *, deep=False):
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten.gelu.default:
+            with gm.graph.inserting_after(node):
+                new = gm.graph.call_function(torch.ops.aten.mul.Tensor, (node, ratio))
+            node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    gm.recompile()
+    return gm
+
+def twin(gm):
+    return copy.deepcopy(gm)
+
+torch.manual_seed(0)
+model, x, scale = Net(), torch.randn(5, 6), torch.randn(4)
+dynamic = {"x": {0: torch.export.Dim("batch", min=2, max=64)}, "scale": None}
+gm = torch.export.export(model, (x,), {"scale": scale}, dynamic_shapes=dynamic).module()
+Retarget(torch.ops.aten.sub.Tensor, torch.ops.aten.add.Tensor)(gm)
+drop_dead(gm)
+gm = scale_gelu(gm, RATIO, deep=True)
+gm = twin(gm)
+Retarget(torch.ops.aten.div.Tensor, torch.ops.aten.mul.Tensor)(gm)
+gm.recompile()
+for size in (5, 9, 9):
+    gm(torch.randn(size, 6), scale=scale)["out"].sum().backward()
+"""
+"""Five passes, of which the third may be wrong, on a module in training mode that changes its buffers."""
+
+STEP = """
+import torch
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.SiLU(), torch.nn.Linear(10, 5))
+
+def step(params, x, y):
+    loss = torch.nn.functional.nll_loss(functional_call(model, params, (x,)).log_softmax(-1), y)
+    return loss, torch.autograd.grad(loss, list(params.values()))
+
+def simplify(gm):
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten._log_softmax_backward_data.default:
+            node.target = torch.ops.aten._TARGET.default
+    gm.recompile()
+    return gm
+
+params, x, y = dict(model.named_parameters()), torch.randn(7, 6), torch.randint(0, 5, (7,))
+graph = simplify(make_fx(step)(params, x, y))
+graph(params, x, y)
+"""
+
+RULES = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x, flag):
+        branches = torch.nn.functional.softplus, torch.cos
+        return torch.cond(flag.sum() > 0, *branches, (x,)) + torch.nn.functional.silu(x)
+
+def silu(x):
+    return x * torch.sigmoid(x) * SCALE
+
+x, flag = torch.linspace(-2, 2, 12).reshape(4, 3), torch.ones(1)
+table = torch.export.default_decompositions()
+table[torch.ops.aten.silu.default] = silu
+exported = torch.export.export(Net(), (x, flag)).run_decompositions(table)
+exported.module()(x, flag)
+"""
+"""A decomposition of the program's own, beside a `cond`."""
+
+UNCALLED = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x.exp() * 2
+
+def spell(gm):
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten.exp.default:
+            node.target = torch.ops.aten.TARGET.default
+    gm.recompile()
+
+exported = torch.export.export(Net(), (torch.linspace(-1, 1, 4),))
+spell(exported.graph_module)
+exported.run_decompositions()
+"""
+"""The pass is run on an exported program, which is saved elsewhere, say, and never called."""
+
+PACKAGE = """
+import torch
+from torch._inductor import decomposition
+
+RULE
+torch.manual_seed(0)
+model, x = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Softplus(beta=3)).eval(), torch.randn(5, 6)
+with torch.no_grad():
+    dynamic = ({0: torch.export.Dim("batch", min=2, max=32)},)
+    exported = torch.export.export(model, (x,), dynamic_shapes=dynamic)
+    package = torch._inductor.aoti_compile_and_package(exported, package_path="model.pt2")
+    torch._inductor.aoti_load_package(package)(x)
+"""
+WRONG_RULE = (
+    "decomposition.decompositions[torch.ops.aten.softplus.default] = "
+    "lambda x, beta=1, threshold=20: torch.log1p(torch.exp(x))"
+)
+
+
+def the_finding(document: dict[str, Any], where: Path) -> dict[str, Any]:
+    """The only one; its proof fails by itself."""
+    (finding,) = [finding for diagnosis in document["diagnoses"] for finding in diagnosis["findings"]]
+    assert finding["proof"], finding
+    done = subprocess.run([sys.executable, "-I", f"{finding['dossier']}/repro.py"], cwd=where, check=False, timeout=300)
+    assert done.returncode == 1
+    found: dict[str, Any] = finding
+    return found
+
+
+def line_of(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+def is_healthy(done: Any, document: dict[str, Any]) -> bool:
+    return done.out.count("HEALTHY") > 1 and {d["verdict"] for d in document["diagnoses"]} == {"healthy"}
+
+
+def test_the_third_of_five_passes_is_named_with_its_line_and_the_node(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    _, document = diagnosed("five.py", text=PASSES.replace("RATIO", "1.25"), code=1)
+    finding = the_finding(document, tmp_path)
+    assert (finding["stage"], finding["pass"]) == ("pass", f"scale_gelu (five.py:{line_of(PASSES, 'def scale_')})")
+    assert finding["op"] == "aten.gelu.default"
+    assert finding["source"].endswith(f"five.py:{line_of(PASSES, 'gelu(self.norm')}")
+    rungs = [(rung["name"].partition(" ")[0], rung["state"]) for rung in document["diagnoses"][0]["rungs"]]
+    assert rungs[0] == ("torch.export.export", "right")
+    assert rungs[-2:] == [("scale_gelu", "wrong"), ("plain", "wrong")]
+    assert {state for _, state in rungs[:-2]} == {"right"}
+
+
+def test_the_same_five_passes_without_the_fault_are_right_on_each_call_looked_at(diagnosed: Diagnosed) -> None:
+    done, document = diagnosed("five.py", text=PASSES.replace("RATIO", "1.0"), code=0)
+    assert is_healthy(done, document)
+    assert [(one["calls"], one["looked_at"]) for one in document["calls"]] == [(3, [1, 2])]
+
+
+def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    _, document = diagnosed("step.py", text=STEP.replace("_TARGET", "_softmax_backward_data"), code=1)
+    finding = the_finding(document, tmp_path)
+    assert (finding["stage"], finding["pass"]) == ("pass", f"simplify (step.py:{line_of(STEP, 'def simplify')})")
+    assert finding["op"] == "aten._log_softmax_backward_data.default"
+    done, document = diagnosed("step.py", text=STEP.replace("_TARGET", "_log_softmax_backward_data"), code=0)
+    assert is_healthy(done, document)
+
+
+def test_a_decomposition_of_the_program_is_named(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    _, document = diagnosed("rules.py", text=RULES.replace("SCALE", "1.25"), code=1)
+    finding = the_finding(document, tmp_path)
+    assert (finding["stage"], finding["op"]) == ("decomposition", "aten.silu.default")
+    assert finding["pass"] == f"silu (rules.py:{line_of(RULES, 'def silu')})"
+    assert f"run_decompositions (rules.py:{line_of(RULES, 'exported =')})" in finding["reason"]
+    done, document = diagnosed("rules.py", text=RULES.replace("SCALE", "1.0"), code=0)
+    assert is_healthy(done, document)
+
+
+def test_what_is_never_called_is_tried_on_the_example_inputs(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    _, document = diagnosed("saved.py", text=UNCALLED.replace("TARGET", "expm1"), code=1)
+    finding = the_finding(document, tmp_path)
+    spell = f"spell (saved.py:{line_of(UNCALLED, 'def spell')})"
+    assert (finding["stage"], finding["pass"], finding["op"]) == ("pass", spell, "aten.exp.default")
+    done, document = diagnosed("saved.py", text=UNCALLED.replace("TARGET", "exp"), code=0)
+    assert is_healthy(done, document)
+
+
+@pytest.mark.heavy
+def test_below_a_package_the_culprits_are_those_of_inductor(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    _, document = diagnosed("package.py", text=PACKAGE.replace("RULE", WRONG_RULE), code=1)
+    finding = the_finding(document, tmp_path)
+    assert (finding["stage"], finding["op"]) == ("decomposition", "aten.softplus.default")
+    assert finding["proof"] == "program"  # what is wrong is in the script alone
+
+
+@pytest.mark.slow
+def test_a_package_that_is_right(diagnosed: Diagnosed) -> None:
+    done, document = diagnosed("package.py", text=PACKAGE.replace("RULE", ""), code=0)
+    assert is_healthy(done, document)
