@@ -57,6 +57,7 @@ SESSIONS = {
     "ptdbg": [],
     "reduce": [WRONG],
     "tutorial": [],
+    "watch": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
