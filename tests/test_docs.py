@@ -58,6 +58,7 @@ SESSIONS = {
     "reduce": [WRONG],
     "SKILL": [],
     "tutorial": [],
+    "watch": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 

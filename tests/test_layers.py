@@ -23,7 +23,9 @@ LAYERS = sizes.layers()
 
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-TORCH_SIDE = frozenset({"internals", "engine", "judge", "program_text", "probe", "backends", "ops", "diagnose"})
+TORCH_SIDE = frozenset(
+    {"internals", "engine", "judge", "program_text", "probe", "backends", "ops", "diagnose", "watch"}
+)
 """Rooms that import torch; rooms in `LAZY`, and `store`, import torch in functions only."""
 
 LAZY = frozenset({"__init__", "__main__", "scope", "api", "compat", "testing", "cli"})
@@ -48,6 +50,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "backends": frozenset({"msgspec", "numpy", "torch"}),
     "ops": frozenset({"torch"}),
     "diagnose": frozenset({"msgspec", "numpy", "torch"}),
+    "watch": frozenset({"msgspec", "torch"}),
     "api": frozenset(),
     "compat": frozenset({"msgspec", "click", "torch"}),
     "testing": frozenset({"_pytest", "msgspec", "pytest"}),

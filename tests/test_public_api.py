@@ -32,11 +32,11 @@ PACKAGE = ROOT / "src" / "graphprobe"
 
 FUNCTIONS = """
     assert_compiles_like_eager compare diagnose disable dump enable explain export faulty get_backend observe_pass
-    open_dump open_run profile recompiles reduce report trace wrap
+    open_dump open_run profile recompiles reduce report trace watch wrap
 """.split()
 TYPES = """
     ApiDumper Call CallDump CallSlot CaseReduction Comparison CompileProfiler CompilerConfig Diagnosis Explanation
-    Exported Faulty Finding GraphCalls Recompiles Run Wrapped
+    Exported Faulty Finding GraphCalls Recompiles Run Watching Wrapped
 """.split()
 ERRORS = """
     ArtifactNotFoundError CompiledDiffers DumpConfigError GraphDiedError GraphRaisedError GraphprobeError
@@ -44,7 +44,7 @@ ERRORS = """
     SchemaError ScriptingError SettingError UnsupportedTorchError UsageError
 """.split()
 MODULES = "backends compat ops scope".split()
-PACKAGES = "compare diagnose export reduce report".split()
+PACKAGES = "compare diagnose export reduce report watch".split()
 """Functions whose names are those of packages."""
 
 

@@ -56,10 +56,11 @@ if TYPE_CHECKING:
     from graphprobe.store.dump_reader import GraphCalls
     from graphprobe.store.reader import Run
     from graphprobe.testing.assertion import CompiledDiffers, assert_compiles_like_eager
+    from graphprobe.watch.watcher import Watching, watch
 
 __version__ = "0.2.0"
 
-_CALLABLE_PACKAGES = ("compare", "diagnose", "export", "reduce", "report")
+_CALLABLE_PACKAGES = ("compare", "diagnose", "export", "reduce", "report", "watch")
 """Functions whose names are those of packages, see `faces`."""
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "SettingError",
     "UnsupportedTorchError",
     "UsageError",
+    "Watching",
     "Wrapped",
     "__version__",
     "assert_compiles_like_eager",
@@ -120,6 +122,7 @@ __all__ = [
     "report",
     "scope",
     "trace",
+    "watch",
     "wrap",
 ]
 

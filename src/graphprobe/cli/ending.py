@@ -31,7 +31,7 @@ EXIT_SIGNAL = 128
 ENDING = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that ask a command to end."""
 
-AS_PYTHON = {"run": (), "profile": ENDING[1:]}
+AS_PYTHON = {"run": (), "profile": ENDING[1:], "watch": ENDING[1:]}
 """Commands whose program ends the process as it ends `python`, with the signals that they take all the same."""
 
 END_S, TELL_S, THREADS_S = 3.0, 1.0, 0.5

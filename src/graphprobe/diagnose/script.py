@@ -151,7 +151,7 @@ class ScriptOptions:
         from graphprobe.diagnose.ladder import Ladder
         from graphprobe.diagnose.searches.in_place import judged_in_place
 
-        program, compilation, limits = self._prepared(compiled.fn, _overrides(compiled), [call], out)
+        program, compilation, limits = self._prepared(compiled.fn, overrides_of(compiled), [call], out)
         return judged_in_place(Ladder(program, compilation, limits), compiled.called or compiled.fn)
 
 
@@ -572,7 +572,7 @@ class _Watcher:
         return self._known.told(self.diagnoses) if self._known is not None else []
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
-        out, asked = self.place(name), _overrides(compiled)
+        out, asked = self.place(name), overrides_of(compiled)
         return self.options.diagnosis(compiled.fn, asked, calls, out=out, on_step=self.on_step)
 
     def place(self, name: str) -> Path | None:
@@ -586,7 +586,8 @@ class _Watcher:
         return None if folder is None else folder / f"{len(self.diagnoses)}-{short}"
 
 
-def _overrides(compiled: Compiled) -> CompileOverrides:
+def overrides_of(compiled: Compiled) -> CompileOverrides:
+    """What `diagnose` is asked in order to compile a function as the program does."""
     from graphprobe.diagnose.api import CompileOverrides
 
     return CompileOverrides(compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)

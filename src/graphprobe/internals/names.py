@@ -55,7 +55,7 @@ LOSES = {
     "caches": "graphs that torch has in a cache are not collected",
     "checking_backends": "no backend 'eager_debug', and no comparison with fake kernels",
     "child_processes": "a diagnosis cannot compile in child processes",
-    "compile_calls": "diagnose and run --dump-graph do not see what a program compiles, or with which backend",
+    "compile_calls": "diagnose, watch and run --dump-graph do not see what a program compiles, or with which backend",
     "compiled_before": "functions that were compiled before collecting began are not named",
     "component_logs": "--logs: artifacts of modules that the first compile imports, or recompiles, are not kept",
     "containers": "tensors in nested lists, tuples and dicts are not found",

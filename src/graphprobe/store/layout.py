@@ -28,6 +28,8 @@ BREAKS = "graph_breaks.jsonl"
 """One graph break, or one function left uncompiled, a line."""
 LOGS = "logs"
 STEPS = "steps.jsonl"
+WATCH, ANSWER, CRASH = "watch.jsonl", "watch.json", "crash.txt"
+"""Of a watched program: a step a line, the answer to what went wrong, and the stack of a fatal signal."""
 CALLS, GRAPHS = "api_dump", "graph_dump"
 DUMPS = {CALLS: "calls of torch's API", GRAPHS: "operations of compiled graphs"}
 """Folders of a run with what `graphprobe run --dump` and `--dump-graph` dump, if nobody says where to."""

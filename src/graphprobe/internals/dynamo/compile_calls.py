@@ -102,6 +102,7 @@ class CompileCalls(Subscription):
         after: of calls that ran compiled. What it raises goes to the program.
         failed: `failed(compiled, args, kwargs, error)`, in place of `after`, of calls that raised.
         backward: called behind each backward, with the exception that ended it, or None.
+        starts: called ahead of each `.backward()`, with the tensors that it begins at.
         overrides: arguments of `torch.compile` that are put in the place of the program's.
     """
 
@@ -112,12 +113,13 @@ class CompileCalls(Subscription):
         failed: Callable[[Compiled, tuple[Any, ...], dict[str, Any], Exception], None] | None = None,
         backward: Callable[[Exception | None], None] | None = None,
         *,
+        starts: Callable[[Any], None] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
         self.compiled: list[Compiled] = []
         self.unseen = Counter[str]()
         self.elsewhere, self._pid = mmap.mmap(-1, 1), os.getpid()
-        self._before, self._after, self._failed, self._backward = before, after, failed, backward
+        self._before, self._after, self._failed, self._backward, self._starts = before, after, failed, backward, starts
         self._overrides, self._around_backward = dict(overrides or {}), list[Callable[..., Any]]()
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._called = contextvars.ContextVar[Compiled | None]("graphprobe_called", default=None)
@@ -130,7 +132,7 @@ class CompileCalls(Subscription):
         if self._overrides:
             changed = CompileSettings(lambda given: given if self._is_inside() else {**given, **self._overrides})
             patches.append(Patch("compile_calls", "torch", "compile", changed.make))
-        if backward is not None:
+        if backward is not None or starts is not None:
             patches.append(Patch("compile_calls", "torch.autograd", "_engine_run_backward", self._backwards))
         super().__init__(patches)
 
@@ -173,6 +175,9 @@ class CompileCalls(Subscription):
             if self._is_inside() or running.get():  # one inside of another ends with that
                 return original(*args, **kwargs)
             token = running.set(True)
+            if self._starts is not None and args and kwargs.get("accumulate_grad", False):
+                with self._inside_turn():
+                    self._starts(args[0])
             try:
                 with unseen:
                     result = original(*args, **kwargs)

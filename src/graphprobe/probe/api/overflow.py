@@ -130,6 +130,7 @@ class Overflow:
         direction: of the operator.
         op: that overflowed, `aten.div.Tensor`.
         source: `file.py:12` of the program; in a backward that of the forward call.
+        module: what `within` has said at the forward call; empty where it is not known.
         stack: of a forward, frames as in `Call.stack`.
         problems: in words, one for each output.
         inputs, outputs: by slot, the tensors and other arguments: in a forward those of the API, in a backward those of
@@ -146,6 +147,7 @@ class Overflow:
     problems: tuple[str, ...]
     inputs: Values
     outputs: Values
+    module: str = ""
 
     def __str__(self) -> str:
         where = f" at {self.source}" if self.source else ""
@@ -165,6 +167,7 @@ class _OpenCall:
     first_sequence: int
     origins: list[tuple[str, tuple[str, ...]]]
     before: dict[tuple[int, int], torch.Tensor]
+    module: str = ""
 
 
 class _State(threading.local):
@@ -174,18 +177,21 @@ class _State(threading.local):
 class OverflowWatch:
     """The check. It begins with `start`, in the calling thread and those that run a backward for it."""
 
-    def __init__(self, found: Callable[[Overflow], None], *, limit: int | None = None) -> None:
+    def __init__(
+        self, found: Callable[[Overflow], None], *, limit: int | None = None, within: Callable[[], str] = lambda: ""
+    ) -> None:
         """Prepare.
 
         Args:
             found: is told of each overflow, while the program waits; its tensors are the program's own, to read only.
             limit: the overflow at which the program is stopped; None: never.
+            within: says at each forward call in which module it is.
         """
         if limit is not None and limit < 1:
             raise UsageError(f"limit={limit!r}: expected 1 or more, or None", hint="1 stops at the first overflow")
         self.count = 0
         self._found = found
-        self._limit = limit
+        self._limit, self._within = limit, within
         self._judge = OverflowJudge()
         self._frames = Frames()
         self._state = _State()
@@ -233,6 +239,7 @@ class OverflowWatch:
         self._calls += 1
         frame = sys._getframe(2)
         call = _OpenCall(info.api, self._calls, self._frames.source(frame), (), args, kwargs, sequence_number(), [], {})
+        call.module = self._within()
         self._state.call = call
         try:
             result = func(*args, **kwargs)
@@ -248,7 +255,7 @@ class OverflowWatch:
         """Keep where the call was, by the numbers of the nodes that it made; not its tensors."""
         if sequence_number() == call.first_sequence:
             return
-        kept = _OpenCall(call.api, call.number, call.source, (), (), {}, call.first_sequence, [], {})
+        kept = _OpenCall(call.api, call.number, call.source, (), (), {}, call.first_sequence, [], {}, call.module)
         with self._lock:
             if len(self._ended) >= _MOST_CALLS:
                 del self._ended[: _MOST_CALLS // 2], self._sequences[: _MOST_CALLS // 2]
@@ -262,7 +269,7 @@ class OverflowWatch:
         outputs = list(slots_from_outputs(result))
         op, problems = call.origins[0]
         where = call.source, call.stack
-        self._report(Overflow(0, call.api, call.number, "forward", op, *where, problems, inputs, outputs))
+        self._report(Overflow(0, call.api, call.number, "forward", op, *where, problems, inputs, outputs, call.module))
 
     def _around(self, op: EagerOp) -> Any:
         if not self._on or not self._is_judged(op):
@@ -326,10 +333,10 @@ class OverflowWatch:
         node = running_node()
         call = self._call_of(node[1]) if node is not None else None
         direction: CallDirection = "backward" if node is not None else "forward"
-        api, number, source = ("torch.ops." + op.name.rpartition(".")[0], 0, "")
+        api, number, source, module = ("torch.ops." + op.name.rpartition(".")[0], 0, "", "")
         if call is not None:
-            api, number, source = call.api, call.number, call.source
-        self._report(Overflow(0, api, number, direction, op.name, source, (), problems, inputs, outputs))
+            api, number, source, module = call.api, call.number, call.source, call.module
+        self._report(Overflow(0, api, number, direction, op.name, source, (), problems, inputs, outputs, module))
 
     def _call_of(self, sequence: int) -> _OpenCall | None:
         """The forward call that made the node of this number."""

@@ -1,0 +1,142 @@
+"""`graphprobe watch`: a long run, observed step by step, and the first step that goes wrong looked into."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphprobe.cli.ending import AtSignal, at_signal, exit_as
+from graphprobe.cli.output import JsonTo, json_option
+from graphprobe.cli.target import TargetCommand, is_run, program_of, program_options
+from graphprobe.errors import UsageError, lacks_room
+from graphprobe.report.visible import echo
+from graphprobe.store import layout
+
+if TYPE_CHECKING:
+    from graphprobe.probe.script import Ended
+    from graphprobe.watch.watcher import Watching
+
+
+@click.command(cls=TargetCommand, reads=is_run)
+@click.option(
+    "--on",
+    "triggers",
+    metavar="TRIGGERS",
+    default="nan,exception,signal",
+    show_default=True,
+    help="What to look into. spike=X: a loss of more than X times the median.",
+)
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Observe each parameter in one of so many steps.",
+)
+@click.option("--budget", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look.")
+@click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the run. Default: torch_compile_debug.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but what the program prints.")
+@json_option
+@program_options
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | RUN")
+def command(
+    triggers: str,
+    every: int,
+    budget: float,
+    out_dir: str | None,
+    quiet: bool,
+    json_to: JsonTo,
+    module: str | None,
+    code: str | None,
+    words: tuple[str, ...],
+) -> None:
+    """Watch a long run, and find what makes the first NaN, spike or crash.
+
+    SCRIPT runs as `python` would run it, with its own arguments and its own exit code. Loss and gradients are looked at
+    before each step of an optimizer. When they are not finite, the step's compiled calls run again in child processes,
+    uncompiled and as compiled. The answer names the first operation, your line, the module, and whether the uncompiled
+    program does it, too. RUN is the folder of a watched run: the command shows its answer and its last steps.
+
+    \b
+    Examples:
+      graphprobe watch train.py --epochs 10
+      graphprobe watch --on nan,spike=10 train.py
+      graphprobe watch torch_compile_debug
+    """
+    if module is None and code is None and words and is_run(words[0]):
+        _show(words, json_to)
+        return
+    if json_to:
+        raise UsageError("--json goes with a run that is read", hint="graphprobe watch RUN --json")
+    target = program_of(module, code, words)
+    from graphprobe.probe import script
+    from graphprobe.watch.watcher import watch
+
+    script.check(target)
+    watched = watch(on=triggers, every=every, budget_s=budget, out_dir=out_dir, quiet=quiet)
+    base = Path.cwd()
+    try:
+        watched.start()
+    except UsageError as error:
+        if not lacks_room(error.__cause__):
+            raise
+        echo(f"graphprobe: warning: {error}; the program runs unwatched", err=True)
+        raise exit_as(script.run(target)) from None
+    crash = _crash_file(watched.folder)
+    ended: list[Ended] = []
+    # Registered first, this comes last, behind what the program has left to atexit.
+    finish = atexit.register(_finish, watched, ended, crash, base, quiet)
+    importlib.import_module("graphprobe.report.watched")  # ahead: an import at a signal could wait for a lock
+    with at_signal(AtSignal(known=lambda _: finish(watched, ended, crash, base, quiet)), stays=True):
+        ended.append(script.run(target))
+        if ended[0].interrupted:
+            watched.ended_by(KeyboardInterrupt(ended[0].error))
+        elif ended[0].error is not None and sys.last_value is not None:
+            watched.ended_by(sys.last_value)
+    raise exit_as(ended[0])
+
+
+def _crash_file(run: Path) -> Any:
+    """The file that takes the stack where a fatal signal ends the process; None where the program sees to that."""
+    if faulthandler.is_enabled():
+        return None
+    with contextlib.suppress(OSError):
+        file = open(run / layout.TOOL / layout.CRASH, "w", encoding="utf-8")  # noqa: SIM115  # open as long as we run
+        faulthandler.enable(file, all_threads=False)
+        return file
+    return None
+
+
+def _finish(watched: Watching, ended: list[Ended], crash: Any, base: Path, quiet: bool) -> None:
+    """`base`: where the user is; the program may have gone elsewhere."""
+    if watched.ended:
+        return
+    watched.stop(why=ended[0].error if ended else None)
+    if watched.forked:
+        return
+    if crash is not None and not os.path.getsize(crash.name):
+        with contextlib.suppress(OSError):
+            os.unlink(crash.name)
+    if not quiet:
+        folder = os.path.relpath(watched.folder, base)
+        well = "" if watched.answer is not None else ", and no trigger came"
+        echo(f"graphprobe: watched {watched.step} steps{well}: {folder}", err=True)
+
+
+def _show(words: tuple[str, ...], json_to: JsonTo) -> None:
+    from graphprobe.report.watched import print_watched, watched_document
+    from graphprobe.store.reader import Run
+
+    if len(words) > 1:
+        raise UsageError(f"watch shows one run, not {len(words)}: {' '.join(words)}")
+    run = Run.open(words[0])
+    if not json_to.replaces_text(lambda: watched_document(run)):
+        print_watched(run, base=Path.cwd())

@@ -1,0 +1,245 @@
+"""Looks into the step that went wrong: its calls are made again in child processes, uncompiled and as compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+
+from graphprobe.diagnose.script import OTHER_CALL, ScriptOptions, overrides_of
+from graphprobe.diagnose.searches.in_place import differences_in_place
+from graphprobe.engine.forked_child import Outcome, isolated
+from graphprobe.engine.values import why_not
+from graphprobe.errors import raised_from
+from graphprobe.findings import Diagnosis
+from graphprobe.internals import after_fork
+from graphprobe.internals.quiet import quiet
+from graphprobe.report.diagnosis import first_line_from
+from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
+from graphprobe.store.watch_file import FirstOperation, StepObservation, WatchAnswer
+from graphprobe.watch.observation import is_all_finite
+from graphprobe.watch.step_calls import Again, StepCall, place_of
+
+MOST_NAMED = 5
+"""Parameters and arguments that are named of those that are wrong."""
+
+NO_CALL = (
+    "no call of a compiled function or of a module was seen in this step, so that nothing can be made again; begin to "
+    "watch before torch.compile is called"
+)
+NO_FORK = "no child process can be forked here: the step's calls were not made again as they are"
+BEHIND = "it comes out of the code between the step's calls and the loss: every call's own results are finite"
+NOT_AGAIN = "made again, no call of the step shows it: what the step read of time, threads or other ranks was otherwise"
+SPENT = "{told}: the step was not looked into to its end"
+
+
+@dataclass
+class StepInquiry:
+    """One look into a step.
+
+    Attributes:
+        answer: what is known, which grows.
+        calls: of the step, in order.
+        folder: gets what proves it.
+        budget: for all of it.
+    """
+
+    answer: WatchAnswer
+    calls: Sequence[StepCall]
+    folder: Path
+    budget: TimeBudget
+    _forks: bool = field(default_factory=after_fork.can_fork)
+
+    def of_values(self) -> WatchAnswer:
+        """Find what made a loss, a gradient or a result that is not finite."""
+        if not self.calls:
+            self.answer.notes.append(NO_CALL)
+        for call in self.calls:
+            self.answer.state += [name for name in wrong_state(call) if name not in self.answer.state]
+        if not self._forks:
+            self.answer.notes.append(NO_FORK)
+        behind = False
+        for call in self.calls if self._forks else ():
+            again = self._again(call, compiled=False)
+            behind = behind or (again is not None and again.behind)
+            if again is not None and not again.finite and again.raised is None:
+                self._uncompiled_too(call, again)
+                return self.answer
+            as_compiled = self._again(call, compiled=True)
+            if as_compiled is not None and not as_compiled.finite:
+                self._only_compiled(call)
+                return self.answer
+        if not self._forks and any(self._only_compiled(call) for call in self.calls):
+            return self.answer
+        if self.calls and self._forks and not self.answer.state:
+            self.answer.notes.append(BEHIND if behind else NOT_AGAIN)
+        return self.answer
+
+    def of_spike(self) -> WatchAnswer:
+        """Find out whether a call of the step gives other values compiled than uncompiled."""
+        if not self.calls:
+            self.answer.notes.append(NO_CALL)
+        for call in self.calls:
+            compiled = call.function.compiled
+            found = None
+            if self._forks:
+                with call.as_then():
+                    arguments = (call.args, call.kwargs)
+                    called = call.function.called
+                    found = differences_in_place(compiled.fn, called, arguments, self.budget, afresh=False)
+            if found == []:
+                continue
+            if self._only_compiled(call, certain=bool(found)):
+                return self.answer
+        if self.calls and self.answer.uncompiled == "unknown":
+            self.answer.uncompiled = "yes"
+        return self.answer
+
+    def of_exception(self, error: BaseException, call: StepCall | None) -> WatchAnswer:
+        """Find where an exception comes from, and whether the call that raised it does so uncompiled."""
+        source = place_of(error)
+        self.answer.operation = FirstOperation(op=raised_from(error).line, source=source)
+        if call is None and "_dynamo" not in raised_from(error).trace:
+            self.answer.uncompiled = "yes"
+        if call is None or not self._forks:
+            return self.answer
+        again = self._again(call, compiled=False)
+        if again is not None and again.raised is not None:
+            self.answer.call, self.answer.uncompiled = call.name, "yes"
+            found = FirstOperation(op=again.raised, source=again.source or source, module=again.module)
+            self.answer.operation = found
+        elif again is not None:
+            self._only_compiled(call)
+        return self.answer
+
+    def _again(self, call: StepCall, *, compiled: bool) -> Again | None:
+        """What came of a call made again in a child; None if that did not end well, which is noted."""
+        keep = None if compiled else self.folder / "inputs.safetensors"
+        self.budget.check()
+        limit_s = min(STEP_LIMIT_S, self.budget.left_s)
+        outcome: Outcome = isolated(
+            partial(call.again, compiled=compiled, keep=keep), timeout_s=limit_s, wait=self.budget.check
+        )
+        way = "as compiled" if compiled else "uncompiled"
+        if outcome.died or outcome.value is None:
+            why = outcome.end if outcome.died else outcome.raised.line if outcome.raised is not None else "nothing came"
+            self.answer.notes.append(f"{call.name} could not be made again {way}: {why}")
+            return None
+        again = msgspec.convert(outcome.value, Again)
+        if again.raised is not None and self.answer.kind != "exception":
+            self.answer.notes.append(f"made again {way}, {call.name} raised {again.raised}")
+        return again
+
+    def _uncompiled_too(self, call: StepCall, again: Again) -> None:
+        self.answer.call, self.answer.uncompiled = call.name, "yes"
+        file = self.folder / "inputs.safetensors"
+        if again.operations:
+            self.answer.operation = again.operations[0]
+            self.answer.inputs = str(file) if file.exists() else None
+        elif not self.answer.state:
+            self.answer.state = wrong_state(call, masks=True)
+
+    def _only_compiled(self, call: StepCall, *, certain: bool = True) -> bool:
+        """Diagnose a call which is right uncompiled; whether it is wrong compiled, then the answer has it.
+
+        `certain`: it was seen to be wrong with the code that the program has compiled.
+        """
+        options = ScriptOptions(budget=self.budget, out=self.folder)
+        compiled, calls = call.function.compiled, [(call.args, call.kwargs)]
+        with call.as_then():
+            out = self.folder / f"diagnosis-{call.number}"
+            diagnosis = options.diagnosis(compiled.fn, overrides_of(compiled), calls, out=out)
+        if diagnosis.verdict != "fault" and not (certain and self._forks):
+            if diagnosis.verdict == "undecided":
+                self.answer.notes += diagnosis.notes
+            return False
+        self.answer.call, self.answer.uncompiled = call.name, "no"
+        self.answer.diagnosis = msgspec.to_builtins(diagnosis)
+        if diagnosis.findings:
+            self.answer.operation = _operation_from(diagnosis)
+            self.answer.dossier = diagnosis.findings[0].dossier
+        else:
+            self.answer.notes.append(OTHER_CALL)
+        return True
+
+
+def _operation_from(diagnosis: Diagnosis) -> FirstOperation:
+    first = diagnosis.findings[0]
+    return FirstOperation(
+        op=first.op or first.stage_name,
+        direction=first.direction,
+        source=first.line or "",
+        module=first.within or first.module or "",
+        problems=[first_line_from(diagnosis)],
+    )
+
+
+def looked_into(
+    answer: WatchAnswer,
+    calls: Sequence[StepCall],
+    folder: Path,
+    budget_s: float | None,
+    *,
+    error: BaseException | None = None,
+    raised_in: StepCall | None = None,
+) -> WatchAnswer:
+    """The answer, with what the step's calls tell, made again in child processes; this process stays as it is.
+
+    Args:
+        answer: with the trigger.
+        calls: of the step, in order.
+        folder: a new one for what proves it.
+        budget_s: seconds for all of it; None is no bound.
+        error: of the trigger `exception`.
+        raised_in: the call that it came out of; None where it did not come out of one.
+    """
+    inquiry = StepInquiry(answer, calls, folder, TimeBudget(budget_s))
+    for call in calls:
+        call.settle()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if answer.kind == "nan":
+            inquiry.of_values()
+        elif answer.kind == "spike":
+            inquiry.of_spike()
+        elif error is not None and answer.kind == "exception":
+            inquiry.of_exception(error, raised_in)
+    except NoTimeLeft as spent:
+        answer.notes.append(SPENT.format(told=spent))
+    except Exception as failed:  # the program must go on as it would without being watched
+        answer.notes.append(f"the look into the step failed: {raised_from(failed).line}")
+    if not any(folder.iterdir() if folder.is_dir() else ()):
+        folder.rmdir()
+    return answer
+
+
+def wrong_state(call: StepCall, *, masks: bool = False) -> list[str]:
+    """Parameters that are not finite, and buffers and arguments that hold a NaN, before a call.
+
+    An infinity in a buffer or an argument is no fault, for masks have them; with `masks` these are named, too.
+    """
+    with quiet():
+        state = [(name, tensor) for name, tensor in call.state() if why_not(tensor) is None]
+        strict = [masks or isinstance(tensor, torch.nn.Parameter) for _, tensor in state]
+        pairs = zip(state, strict, strict=True)
+        return [name for (name, tensor), all_of in pairs if _is_wrong(tensor, infinities=all_of)][:MOST_NAMED]
+
+
+def _is_wrong(tensor: torch.Tensor, *, infinities: bool) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    return not is_all_finite(tensor) if infinities else bool(torch.isnan(tensor).any())
+
+
+def since_when(name: str, ring: Sequence[StepObservation]) -> str:
+    """Between which observations a parameter became something other than finite, in words; empty if not known."""
+    sizes = [(seen.step, dict(zip(seen.names, seen.sizes, strict=False)).get(name)) for seen in ring if seen.names]
+    good = [step for step, size in sizes if isinstance(size, float)]
+    bad = [step for step, size in sizes if isinstance(size, str)]
+    if not good or not bad or bad[0] < good[-1]:
+        return ""
+    return f"{name} was finite before step {good[-1]}, and not before step {bad[0]}"
