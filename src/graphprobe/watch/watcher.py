@@ -245,7 +245,7 @@ class Watching:
 
     def _function(self, compiled: Compiled) -> WatchedFunction:
         if "watched" not in compiled.kept:
-            from graphprobe.diagnose.script import name_of
+            from graphprobe.diagnose.script_calls import name_of
             from graphprobe.watch.step_calls import WatchedFunction
 
             compiled.kept["watched"] = WatchedFunction(compiled, compiled.called or compiled.fn, name_of(compiled.fn))

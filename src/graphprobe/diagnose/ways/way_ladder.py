@@ -72,9 +72,9 @@ class WayLadder(Ladder):
             if self.graph_rungs[graph].certain:
                 return
 
-    def held(self, report: RungReport) -> RungSeen:
+    def held(self, report: RungReport, *, as_user: bool = False) -> RungSeen:
         """As of any rung. Decompositions and Inductor draw random numbers in ways of their own, which is no fault."""
-        seen = super().held(report)
+        seen = super().held(report, as_user=as_user)
         others = any(graph.kind == "decompose" for graph in self.held_call.graphs) or not self.held_call.is_graph
         if self.reference is None or not self.reference.draws or not others or not seen.certain:
             return seen
