@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import get_total_norm
 from torch.utils.weak import WeakIdKeyDictionary
 
-from graphprobe.engine.tensor_stats import stats_of
+from graphprobe.engine.tensor_stats import finish, stats_async, stats_of
 from graphprobe.engine.values import why_not
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
@@ -62,15 +62,15 @@ class OptimizerObserver:
         if parameter not in self._names:
             for module in all_modules():
                 for name, one in module.named_parameters():
-                    self._names[one] = self._names.get(one, name.replace("_orig_mod.", ""))
-        return str(self._names.get(parameter, f"a parameter of shape {tuple(parameter.shape)}"))
+                    self._names.setdefault(one, name.replace("_orig_mod.", ""))
+        return str(self._names.setdefault(parameter, f"a parameter of shape {tuple(parameter.shape)}"))
 
     def _each(self, seen: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> dict[str, Any]:
         sizes, digests = [], []
         for parameter in seen:
             values = plain_tensor(parameter)
             try:
-                stats = stats_of(values if values.is_cpu else values.cpu())
+                stats = stats_of(values) if values.is_cpu else finish(stats_async(values).cpu())
                 lost = stats.nan + stats.positive_inf + stats.negative_inf
                 sizes.append(figure(math.nan if lost else stats.l2 or 0.0))
                 digests.append(stats.digest)

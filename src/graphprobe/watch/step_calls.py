@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from graphprobe.engine.values import one_file_bytes
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.dynamo.compile_calls import Compiled
 from graphprobe.internals.quiet import quiet
+from graphprobe.internals.tensors import tree_leaves
 from graphprobe.judge.observation import reachable_modules
 from graphprobe.probe.api.overflow import Overflow, OverflowWatch
 from graphprobe.store.files import replace_file
@@ -25,6 +26,9 @@ from graphprobe.watch.observation import all_modules
 
 MOST_OPERATIONS = 8
 """Operations that are kept of a call that is made again; those behind the first one mostly pass it on."""
+
+MOST_COPIED_BYTES = 64 << 20
+"""Of arguments, or of buffers, that calls change: more of them are not kept, as a cache of keys and values is not."""
 
 DEVICES = ("cpu", "cuda")
 
@@ -76,6 +80,8 @@ class WatchedFunction:
         if now != self._versions:
             owners = {id(self._owners[i]) for i, version in enumerate(now) if version != self._versions[i]}
             self._renewed |= {i for i, owner in enumerate(self._owners) if id(owner) in owners}
+            if _is_much(self._buffers, self._renewed):
+                self._renewed.clear()
             self._versions = now
         with quiet():
             return [(self._buffers[i], self._buffers[i].clone()) for i in self._renewed]
@@ -99,6 +105,8 @@ class StepCall:
     def __init__(self, function: WatchedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         function.calls += 1
         self.function, self.number = function, function.calls
+        if function.changed and _is_much(tree_leaves((tuple(args), dict(kwargs))), function.changed):
+            function.changed.clear()
         self._given: CallBefore | None = CallBefore(args, kwargs, function.changed)
         self.args: tuple[Any, ...] = args
         self.kwargs: Mapping[str, Any] = kwargs
@@ -190,6 +198,11 @@ class StepCall:
             return
         torch.autograd.backward([output for output, _ in pairs], [given.detach() for _, given in pairs])
         found.finite = is_finite(gradients_of(self.function.compiled.fn, args, kwargs))
+
+
+def _is_much(values: Sequence[Any], numbers: Collection[int]) -> bool:
+    tensors = [values[i] for i in numbers if i < len(values) and isinstance(values[i], torch.Tensor)]
+    return bool(sum(tensor.numel() * tensor.element_size() for tensor in tensors) > MOST_COPIED_BYTES)
 
 
 class FirstOperations:

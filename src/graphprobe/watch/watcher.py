@@ -51,9 +51,10 @@ log = logging.getLogger("graphprobe")
 
 
 class _Depth(threading.local):
-    """How many compiled functions of this thread are inside of each other."""
+    """How many compiled functions of this thread are inside of each other, and the outermost call."""
 
     calls = 0
+    outermost: StepCall | None = None
 
 
 class Watching:
@@ -276,6 +277,7 @@ class Watching:
                 self._calls.clear()
                 self._over = False
             self._calls.append(call)
+            self._depth.outermost = call
 
     def _function(self, compiled: Compiled) -> WatchedFunction:
         if "watched" not in compiled.kept:
@@ -288,16 +290,17 @@ class Watching:
 
     def _after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._depth.calls = max(0, self._depth.calls - 1)
-        if self._depth.calls or self.ended or not self._calls:
+        call = self._depth.outermost
+        if self._depth.calls or self.ended or call is None:
             return
         import torch
 
         with self._guarded():
-            self._calls[-1].ended(result)
+            call.ended(result)
             if not torch.is_grad_enabled():
-                self._infers(result)
+                self._infers(call, result)
 
-    def _infers(self, result: Any) -> None:
+    def _infers(self, call: StepCall, result: Any) -> None:
         """A call in inference has returned."""
         from graphprobe.watch.observation import has_nan
 
@@ -305,16 +308,18 @@ class Watching:
         finite = not has_nan(result)
         line = StepObservation(step=self.step, time_ns=time.time_ns(), finite=finite, call=self._inference)
         self._note(line)
-        call = self._calls.pop()
+        with contextlib.suppress(ValueError):
+            self._calls.remove(call)
         if not finite and self._wants("nan"):
             self._look("nan", self.step, f"the result of {call.name} holds a NaN", calls=[call])
 
     def _failed(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
         self._depth.calls = max(0, self._depth.calls - 1)
-        if not self._depth.calls and self._calls and not self.ended:
+        call = self._depth.outermost
+        if not self._depth.calls and call is not None and not self.ended:
             with self._guarded():
-                self._calls[-1].settle()
-                self._raised = error, self._calls[-1]
+                call.settle()
+                self._raised = error, call
 
     def _look(
         self,
