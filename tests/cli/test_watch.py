@@ -65,6 +65,9 @@ def test_a_nan_is_named_beside_the_program_which_goes_on(run_warm: Run, tmp_path
     assert document["answer"]["operation"]["op"] == "torch.log"
     assert [seen["step"] for seen in document["observations"]] == [1, 2, 3, 4, 5, 6]
     assert document["observations"][3]["loss"] == "-inf"
+    call("report", tmp_path / "out", "-o", tmp_path / "page.html", code=0)
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "NOT FINITE" in page and "torch.log" in page
 
 
 @pytest.mark.slow

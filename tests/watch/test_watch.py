@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import graphprobe
 from graphprobe.errors import UsageError
@@ -81,6 +82,29 @@ def test_a_healthy_training_is_silent_and_the_same_to_the_last_bit(training: Tra
     assert same(plain, came)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [GPT, MLP, LSTM], ids=["gpt", "mlp", "lstm"])
+def test_a_thousand_healthy_steps_trigger_nothing(training: Training, tmp_path: Path) -> None:
+    answer, _ = watched(training, 1000, tmp_path, every=100, on="nan,spike=10,exception,signal")
+    assert answer is None
+
+
+@pytest.mark.slow
+def test_a_training_with_workers_dropout_and_accumulation_is_the_same(tmp_path: Path) -> None:
+    tokens = TensorDataset(torch.cat([tokens_of(step) for step in range(1, 25)]))
+
+    def training() -> Training:
+        drawn = torch.Generator().manual_seed(3)
+        loader = DataLoader(tokens, batch_size=4, shuffle=True, num_workers=2, generator=drawn)
+        batches = iter(loader)
+        return Training(lambda: SmallGPT(dropout=0.2), lambda step: next(batches)[0], accumulate=2)
+
+    plain = training().run(10)
+    answer, came = watched(training(), 10, tmp_path)
+    assert answer is None
+    assert same(plain, came)
+
+
 def test_a_bad_batch_is_told_as_the_argument(tmp_path: Path) -> None:
     def batch(step: int) -> torch.Tensor:
         return numbers_of(step) * (float("nan") if step == 9 else 1.0)
@@ -123,7 +147,6 @@ def test_a_wrong_value_for_a_late_shape_is_a_spike_of_the_compilers(tmp_path: Pa
     assert (answer.kind, answer.step, answer.uncompiled) == ("spike", 25, "no")
 
 
-@pytest.mark.slow
 def test_code_that_goes_wrong_later_is_the_compilers_though_afresh_it_is_right(tmp_path: Path) -> None:
     answer, _ = watched(replace(MLP, backend=wrong_after(7)), 9, tmp_path)
     assert (answer.step, answer.uncompiled) == (8, "no")

@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import msgspec
 
-from graphprobe.report.document import Code, Content, Facts, Grid, SourcePlace
+from graphprobe.report.document import Code, Content, DocumentVerdict, Facts, Grid, Section, SourcePlace
 from graphprobe.report.terminal import Paper, console_for, grid_lines, near, print_closing
 from graphprobe.store import layout
 from graphprobe.store.files import read_file
@@ -16,8 +16,8 @@ from graphprobe.store.watch_file import StepObservation, WatchAnswer, read_answe
 
 WIDTH, LABEL = 100, 14
 
-SHOWN = 5
-"""Observations that are shown, the last ones."""
+SHOWN, SHOWN_ON_PAGE = 5, 50
+"""Observations that are shown on a terminal and on a page, the last ones."""
 
 UNCOMPILED = {
     "yes": "the uncompiled program does it, too: the compiler is not to blame",
@@ -49,7 +49,7 @@ def facts_of_answer(answer: WatchAnswer, base: Path | None = None) -> list[tuple
     return [(label, content) for label, content in rows if content]
 
 
-def observations_grid(observations: list[StepObservation]) -> Grid:
+def observations_grid(observations: list[StepObservation], *, most: int = SHOWN) -> Grid:
     """The last observations as a table."""
     rows = [
         [
@@ -58,7 +58,7 @@ def observations_grid(observations: list[StepObservation]) -> Grid:
             _figure(seen.norm),
             "" if seen.finite else "not finite",
         ]
-        for seen in observations[-SHOWN:]
+        for seen in observations[-most:]
     ]
     return Grid(["step", "loss", "gradient norm", ""], rows, numbers=(0, 1, 2))
 
@@ -106,6 +106,24 @@ def print_watched(run: Run, *, base: Path | None = None, file: IO[str] | None = 
     paper.gap()
     for line in grid_lines(observations_grid(observations), indent=3):
         paper.prose(line)
+
+
+def watched_section(run: Run) -> tuple[DocumentVerdict, Section] | None:
+    """Verdict and section of a watched run on its page; None of a run that was not watched."""
+    if not (run.tool_dir / layout.WATCH).is_file():
+        return None
+    answer, seen = read_answer(run), read_observations(run)
+    grid = observations_grid(seen if answer is None else answer.ring, most=SHOWN_ON_PAGE)
+    if answer is None:
+        sentence = ended_in_words(run, seen)
+        verdict = DocumentVerdict("good" if run.state == "finished" else "warn", "WATCHED", sentence)
+        stack = crash_of(run)
+        facts = Facts([("stack", [*map(Code, stack)])] if stack else [])
+    else:
+        verdict = DocumentVerdict("bad", KINDS[answer.kind], f"In step {answer.step}: {answer.what}.")
+        facts = Facts(facts_of_answer(answer))
+    summary = "the step that went wrong" if answer is not None else "no step went wrong"
+    return verdict, Section("watch", "The last steps", body=[facts, grid], summary=summary)
 
 
 def ended_in_words(run: Run, observations: list[StepObservation]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import get_total_norm
 from torch.utils.weak import WeakIdKeyDictionary
 
-from graphprobe.engine.tensor_stats import stats_of
+from graphprobe.engine.tensor_stats import finish, stats_async, stats_of
 from graphprobe.engine.values import why_not
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
@@ -60,16 +60,17 @@ class OptimizerObserver:
     def name_of(self, parameter: torch.Tensor) -> str:
         """The dotted name of a parameter in its outermost module; its shape where it is in none."""
         if parameter not in self._names:
-            for one, name in _names_in_modules():
-                self._names[one] = self._names.get(one, name)
-        return str(self._names.get(parameter, f"a parameter of shape {tuple(parameter.shape)}"))
+            for module in all_modules():
+                for name, one in module.named_parameters():
+                    self._names.setdefault(one, name.replace("_orig_mod.", ""))
+        return str(self._names.setdefault(parameter, f"a parameter of shape {tuple(parameter.shape)}"))
 
     def _each(self, seen: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> dict[str, Any]:
         sizes, digests = [], []
         for parameter in seen:
             values = plain_tensor(parameter)
             try:
-                stats = stats_of(values if values.is_cpu else values.cpu())
+                stats = stats_of(values) if values.is_cpu else finish(stats_async(values).cpu())
                 lost = stats.nan + stats.positive_inf + stats.negative_inf
                 sizes.append(figure(math.nan if lost else stats.l2 or 0.0))
                 digests.append(stats.digest)
@@ -117,10 +118,8 @@ def _read(gradients: Sequence[torch.Tensor], loss: torch.Tensor | None) -> tuple
     return norm, numbers[0] if numbers else None
 
 
-def _names_in_modules() -> Iterator[tuple[torch.Tensor, str]]:
-    """The parameters of all modules there are with their names, first those in the outermost module of each."""
+def all_modules() -> list[torch.nn.Module]:
+    """All modules that there are, the outermost first."""
     modules = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
     inner = {id(child) for module in modules for child in module.children()}
-    for module in sorted(modules, key=lambda module: id(module) in inner):
-        for name, parameter in module.named_parameters():
-            yield parameter, name.replace("_orig_mod.", "")
+    return sorted(modules, key=lambda module: id(module) in inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,18 @@ from graphprobe.engine.values import one_file_bytes
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.dynamo.compile_calls import Compiled
 from graphprobe.internals.quiet import quiet
+from graphprobe.internals.tensors import tree_leaves
 from graphprobe.judge.observation import reachable_modules
 from graphprobe.probe.api.overflow import Overflow, OverflowWatch
 from graphprobe.store.files import replace_file
 from graphprobe.store.watch_file import FirstOperation
+from graphprobe.watch.observation import all_modules
 
 MOST_OPERATIONS = 8
 """Operations that are kept of a call that is made again; those behind the first one mostly pass it on."""
+
+MOST_COPIED_BYTES = 64 << 20
+"""Of arguments, or of buffers, that calls change: more of them are not kept, as a cache of keys and values is not."""
 
 DEVICES = ("cpu", "cuda")
 
@@ -75,6 +80,8 @@ class WatchedFunction:
         if now != self._versions:
             owners = {id(self._owners[i]) for i, version in enumerate(now) if version != self._versions[i]}
             self._renewed |= {i for i, owner in enumerate(self._owners) if id(owner) in owners}
+            if _is_much(self._buffers, self._renewed):
+                self._renewed.clear()
             self._versions = now
         with quiet():
             return [(self._buffers[i], self._buffers[i].clone()) for i in self._renewed]
@@ -98,6 +105,8 @@ class StepCall:
     def __init__(self, function: WatchedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         function.calls += 1
         self.function, self.number = function, function.calls
+        if function.changed and _is_much(tree_leaves((tuple(args), dict(kwargs))), function.changed):
+            function.changed.clear()
         self._given: CallBefore | None = CallBefore(args, kwargs, function.changed)
         self.args: tuple[Any, ...] = args
         self.kwargs: Mapping[str, Any] = kwargs
@@ -166,8 +175,8 @@ class StepCall:
         Program(fn, [(args, kwargs)]).drop_gradients()
         if not compiled:
             torch.compiler.set_stance("force_eager")
-        modules = _ModulesUnderWay(fn)
-        watched = _FirstOperations(found.operations, keep, modules)
+        modules = ModulesUnderWay(reachable_modules(fn, ()))
+        watched = FirstOperations(found.operations, keep)
         look = contextlib.nullcontext() if compiled else OverflowWatch(watched, within=modules.innermost)
         with self.as_then(), contextlib.nullcontext() if compiled else modules, look:
             try:
@@ -191,11 +200,16 @@ class StepCall:
         found.finite = is_finite(gradients_of(self.function.compiled.fn, args, kwargs))
 
 
-class _FirstOperations:
-    """Takes what the overflow check finds."""
+def _is_much(values: Sequence[Any], numbers: Collection[int]) -> bool:
+    tensors = [values[i] for i in numbers if i < len(values) and isinstance(values[i], torch.Tensor)]
+    return bool(sum(tensor.numel() * tensor.element_size() for tensor in tensors) > MOST_COPIED_BYTES)
 
-    def __init__(self, operations: list[FirstOperation], file: Path | None, modules: _ModulesUnderWay) -> None:
-        self._operations, self._file, self._modules = operations, file, modules
+
+class FirstOperations:
+    """Takes what the overflow check finds, and the inputs of the first operation into a file, if there is to be one."""
+
+    def __init__(self, operations: list[FirstOperation], file: Path | None) -> None:
+        self._operations, self._file = operations, file
 
     def __call__(self, found: Overflow) -> None:
         if len(self._operations) >= MOST_OPERATIONS:
@@ -214,16 +228,19 @@ class _FirstOperations:
         )
 
 
-class _ModulesUnderWay:
+class ModulesUnderWay:
     """Which modules run, by torch's global hooks; for a child process, where nothing is compiled meanwhile."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, roots: Sequence[torch.nn.Module] | None = None) -> None:
+        """`roots`: the modules whose parts are named by their paths; None: all that there are, the outermost."""
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
         self.last = ""
-        for root in reachable_modules(fn, ()):
+        for root in all_modules() if roots is None else roots:
             for name, module in root.named_modules():
-                self._names.setdefault(id(module), f"{name} ({type(module).__name__})" if name else "")
+                self._names.setdefault(
+                    id(module), f"{name} ({type(module).__name__})".replace("_orig_mod.", "") if name else ""
+                )
         self._handles: list[Any] = []
 
     def innermost(self) -> str:

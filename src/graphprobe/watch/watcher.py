@@ -27,6 +27,7 @@ from graphprobe.store.writer import RunWriter, WrittenFile
 from graphprobe.watch.triggers import PLAIN_TRIGGERS, Triggers, triggers_from
 
 if TYPE_CHECKING:
+    from graphprobe.watch.further_back import Rerun, Sleepers
     from graphprobe.watch.observation import OptimizerObserver
     from graphprobe.watch.step_calls import StepCall, WatchedFunction
 
@@ -50,9 +51,10 @@ log = logging.getLogger("graphprobe")
 
 
 class _Depth(threading.local):
-    """How many compiled functions of this thread are inside of each other."""
+    """How many compiled functions of this thread are inside of each other, and the outermost call."""
 
     calls = 0
+    outermost: StepCall | None = None
 
 
 class Watching:
@@ -66,13 +68,15 @@ class Watching:
     """
 
     def __init__(
-        self, triggers: Triggers, every: int, budget_s: float | None, settings: Settings, *, quiet: bool
+        self, triggers: Triggers, every: int, keep: int, budget_s: float | None, settings: Settings, *, quiet: bool
     ) -> None:
         """Arguments as of `watch`, checked."""
         self.answer: WatchAnswer | None = None
         self.step = 0
         self._triggers, self._every, self._budget_s, self._quiet = triggers, every, budget_s, quiet
-        self._settings = settings
+        self._settings, self._keep = settings, keep
+        self._sleepers: Sleepers | None = None
+        self._rerun: Rerun | None = None  # of a copy of the program that was woken
         self._ring = deque[StepObservation](maxlen=MOST_IN_MEMORY)
         self._lines: list[StepObservation] = []
         self._calls = deque["StepCall"](maxlen=MOST_CALLS)
@@ -116,9 +120,13 @@ class Watching:
 
     def stop(self, error: BaseException | None = None, *, why: str | None = None) -> None:
         """End, with all hooks taken out: `error` or `why` is what has ended the program."""
+        if self._rerun is not None:
+            self._rerun.end()
         if self._writer is None or self.ended or self.forked:
             return
         self.ended = True
+        if self._sleepers is not None:
+            self._sleepers.close()
         self._hook.remove()
         for handle in self._handles:
             handle.remove()
@@ -130,6 +138,8 @@ class Watching:
 
     def ended_by(self, error: BaseException) -> None:
         """Look into the step in which the program was ended by an exception or a signal, if that is a trigger."""
+        if self._rerun is not None:
+            self._rerun.end()
         interrupted = isinstance(error, KeyboardInterrupt)
         kind: TriggerKind = "signal" if interrupted else "exception"
         if (
@@ -187,6 +197,29 @@ class Watching:
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped."""
         self._stepping = False
+        import torch
+
+        if torch.compiler.is_compiling() or self.ended or self.forked:
+            return
+        if self._keep and self.answer is None and self.step % self._every == 0:
+            with self._guarded():
+                self._put_to_sleep()
+        if self._rerun is not None:
+            self._rerun.stepped(self.step)
+
+    def _put_to_sleep(self) -> None:
+        """Keep a copy of the program as it is behind this step; in one that wakes up, begin to run on."""
+        if self._sleepers is None:
+            from graphprobe.watch.further_back import Sleepers
+
+            self._sleepers = Sleepers(self._keep)
+        if why := self._sleepers.why_not():
+            self._keep = 0
+            self._say(f"graphprobe: no copies of the program are kept: {why}")
+            return
+        self._rerun = self._sleepers.take(self.step)
+        if self._rerun is not None:
+            self._pid, self._every, self._keep, self._triggers = os.getpid(), 1, 0, triggers_from(())
 
     def _observe(self, optimizer: Any) -> None:
         if self._observer is None:
@@ -198,6 +231,8 @@ class Watching:
         self._depth.calls = 0
         full = self.step == 1 or self.step % self._every == 0
         seen = self._observer.observe(optimizer, loss, self.step, full=full)
+        if self._rerun is not None:
+            self._rerun.saw(seen)
         self._note(seen)
         # A scaler of gradients leaves the step out, or has told the optimizer to.
         skipped = getattr(optimizer, "found_inf", None) is not None
@@ -242,6 +277,7 @@ class Watching:
                 self._calls.clear()
                 self._over = False
             self._calls.append(call)
+            self._depth.outermost = call
 
     def _function(self, compiled: Compiled) -> WatchedFunction:
         if "watched" not in compiled.kept:
@@ -254,16 +290,17 @@ class Watching:
 
     def _after(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._depth.calls = max(0, self._depth.calls - 1)
-        if self._depth.calls or self.ended or not self._calls:
+        call = self._depth.outermost
+        if self._depth.calls or self.ended or call is None:
             return
         import torch
 
         with self._guarded():
-            self._calls[-1].ended(result)
+            call.ended(result)
             if not torch.is_grad_enabled():
-                self._infers(result)
+                self._infers(call, result)
 
-    def _infers(self, result: Any) -> None:
+    def _infers(self, call: StepCall, result: Any) -> None:
         """A call in inference has returned."""
         from graphprobe.watch.observation import has_nan
 
@@ -271,16 +308,18 @@ class Watching:
         finite = not has_nan(result)
         line = StepObservation(step=self.step, time_ns=time.time_ns(), finite=finite, call=self._inference)
         self._note(line)
-        call = self._calls.pop()
+        with contextlib.suppress(ValueError):
+            self._calls.remove(call)
         if not finite and self._wants("nan"):
             self._look("nan", self.step, f"the result of {call.name} holds a NaN", calls=[call])
 
     def _failed(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
         self._depth.calls = max(0, self._depth.calls - 1)
-        if not self._depth.calls and self._calls and not self.ended:
+        call = self._depth.outermost
+        if not self._depth.calls and call is not None and not self.ended:
             with self._guarded():
-                self._calls[-1].settle()
-                self._raised = error, self._calls[-1]
+                call.settle()
+                self._raised = error, call
 
     def _look(
         self,
@@ -299,14 +338,18 @@ class Watching:
         if kind != "signal":
             self._say(f"graphprobe: step {step}: {what}; looking into the step")
         if "torch" in sys.modules:
-            from graphprobe.watch.within import looked_into, since_when
+            from graphprobe.watch.within import came_back, looked_into, since_when
 
             calls = list(self._calls) if calls is None else calls
             if self._over and kind != "nan":
                 calls = []
             folder = self._writer.tool_dir / "watch"
             looked_into(answer, calls, folder, self._budget_s, error=error, raised_in=raised_in)
-            answer.notes += filter(None, (since_when(name, self._ring) for name in answer.state))
+            seen: Sequence[StepObservation] = self._ring
+            if self._sleepers is not None and self._keep and kind in ("nan", "spike"):
+                seen = came_back(answer, self._sleepers, self._ring, self._budget_s)
+                self._sleepers.close()
+            answer.notes += filter(None, (since_when(name, seen) for name in answer.state))
         self._writer.write_text(layout.ANSWER, json_from_value(answer).decode() + "\n")
         if not self._quiet:
             from graphprobe.report.watched import print_answer
@@ -324,6 +367,7 @@ def watch(
     *,
     on: str | Iterable[str] = PLAIN_TRIGGERS,
     every: int = EVERY,
+    keep: int = 0,
     budget_s: float | None = BUDGET_S,
     out_dir: str | Path | None = None,
     quiet: bool = False,
@@ -339,6 +383,8 @@ def watch(
         on: what to look into: `nan`, `exception`, `signal` (of the command alone), and `spike=X`, a loss of more than X
             times the median of the last hundred. One text with commas, or several.
         every: each so many steps the norms of all gradients and parameters are observed one by one, with digests.
+        keep: so many copies of the program sleep, forked each `every` steps; where a step goes wrong, the one from
+            before it began runs on to it, with everything observed. 0: none.
         budget_s: seconds for the look into a step; None is no bound.
         out_dir: folder that gets the run's; None: as for `enable`.
         quiet: print nothing.
@@ -351,8 +397,10 @@ def watch(
     """
     if type(every) is not int or every < 1:
         raise UsageError(f"watch(every={every!r:.80}): it takes a number of steps, 1 or more")
+    if type(keep) is not int or keep < 0:
+        raise UsageError(f"watch(keep={keep!r:.80}): it takes a number of copies, 0 or more")
     settings = resolve(arguments={} if out_dir is None else {"out_dir": str(out_dir)}, environ=os.environ)
-    return Watching(triggers_from(on), every, budget_s, settings, quiet=quiet)
+    return Watching(triggers_from(on), every, keep, budget_s, settings, quiet=quiet)
 
 
 def _not_finite_in_words(names: Sequence[str], loss: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.report.diagnosis import first_line_from
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
 from graphprobe.store.watch_file import FirstOperation, StepObservation, WatchAnswer
+from graphprobe.watch.further_back import Sleepers
 from graphprobe.watch.observation import is_all_finite
 from graphprobe.watch.step_calls import Again, StepCall, place_of
 
@@ -34,6 +36,9 @@ NO_CALL = (
 NO_FORK = "no child process can be forked here: the step's calls were not made again as they are"
 BEHIND = "it comes out of the code between the step's calls and the loss: every call's own results are finite"
 NOT_AGAIN = "made again, no call of the step shows it: what the step read of time, threads or other ranks was otherwise"
+NOT_BACK = "no copy of the program from before this came to the step again"
+BACK = "a copy of the program ran steps {first} to {last} again, each parameter observed"
+PARTED = "run again, step {step} has the loss {now}, and had {was}: what it read, of workers or the clock, came once"
 SPENT = "{told}: the step was not looked into to its end"
 
 
@@ -233,6 +238,62 @@ def _is_wrong(tensor: torch.Tensor, *, infinities: bool) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     return not is_all_finite(tensor) if infinities else bool(torch.isnan(tensor).any())
+
+
+def came_back(
+    answer: WatchAnswer, sleepers: Sleepers, ring: Sequence[StepObservation], budget_s: float | None
+) -> Sequence[StepObservation]:
+    """Add what a copy of the program from before the first suspicious step tells, which runs on to this one.
+
+    Returns:
+        its observations, of each parameter at each step; the ring where it does not come to the same steps again.
+    """
+    full = [(seen.step, dict(zip(seen.names, seen.sizes, strict=False))) for seen in ring if seen.names]
+    spoilt = [step for step, sizes in full if any(isinstance(size, str) for size in sizes.values())]
+    limit_s = STEP_LIMIT_S if budget_s is None else budget_s
+    woken = sleepers.wake(answer.step, before=min([answer.step, *spoilt]), timeout_s=limit_s)
+    if woken is None or not woken.seen:
+        answer.notes.append(NOT_BACK)
+        return ring
+    first = {seen.step: seen for seen in ring if seen.call is None}
+    answer.notes.append(BACK.format(first=woken.seen[0].step, last=woken.seen[-1].step))
+    parted = next((seen for seen in woken.seen if not _is_alike(seen, first.get(seen.step))), None)
+    if parted is not None:
+        was = first.get(parted.step)
+        answer.notes.append(PARTED.format(step=parted.step, now=parted.loss, was=was and was.loss))
+        return ring
+    answer.notes += [note for note in (begins_at(woken.seen),) if note]
+    if answer.operation is None and woken.operations:
+        answer.operation, answer.uncompiled = woken.operations[0], "yes"
+        answer.notes = [note for note in answer.notes if note not in (BEHIND, NO_CALL)]
+    return woken.seen
+
+
+def _is_alike(seen: StepObservation, first: StepObservation | None) -> bool:
+    """Whether a step that was made again is what it was the first time, as far as rounding lets it be."""
+    if first is None or not (isinstance(seen.loss, float) and isinstance(first.loss, float)):
+        return first is not None and type(seen.loss) is type(first.loss)
+    return abs(seen.loss - first.loss) <= 0.01 * abs(first.loss) + 1e-6
+
+
+def begins_at(seen: Sequence[StepObservation]) -> str:
+    """In which step and parameter's gradient it begins, in words; empty if nothing grows."""
+    for step in seen:
+        wrong = [name for name, size in zip(step.names, step.gradients, strict=False) if isinstance(size, str)]
+        if wrong:
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            return f"it begins in step {step.step}, in the gradient of {wrong[-1]}{more}"
+    grown: list[tuple[float, int, str]] = []
+    for before, now in pairwise(seen):
+        past = dict(zip(before.names, before.gradients, strict=False))
+        for name, size in zip(now.names, now.gradients, strict=False):
+            was = past.get(name)
+            if isinstance(size, float) and isinstance(was, float) and was > 0:
+                grown.append((size / was, now.step, name))
+    if not grown:
+        return ""
+    factor, number, name = max(grown)
+    return f"the gradient of {name} grew most, in step {number}: by a factor of {factor:.3g}"
 
 
 def since_when(name: str, ring: Sequence[StepObservation]) -> str:

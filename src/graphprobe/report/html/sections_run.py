@@ -50,6 +50,7 @@ from graphprobe.report.html.panes import (
 )
 from graphprobe.report.html.sections_dump import report_from as dump_report
 from graphprobe.report.html.sources import Sources
+from graphprobe.report.watched import watched_section
 from graphprobe.store import layout
 from graphprobe.store.layout import addresses_from_events
 from graphprobe.store.reader import Model, Run
@@ -334,7 +335,10 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     first = [one for one in dumps if one.verdict.tone in accusing]
     if first:
         verdict = replace(first[0].verdict, body=[*(one.verdict.body for one in first), verdict.body])
+    watched = watched_section(run)
+    verdict = verdict if watched is None else watched[0]
     made = [
+        None if watched is None else watched[1],
         breaks_section(breaks, sources),
         recompiles_section(recompiled, sources),
         graphs_section(models, sources),

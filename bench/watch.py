@@ -1,0 +1,90 @@
+"""What it costs to watch a training: step time watched and not, by turns in one run.
+
+    python bench/watch.py [--layers 4] [--rounds 40] [--json FILE]
+
+The model is `gpt` of bench/api_dump.py (d=256, batch 8 x 128), compiled with Inductor, trained with AdamW in one
+thread. Two trainings that are the same take their steps by turns: one was compiled before the watch began, and steps
+while the watch looks away; the other is watched. A ratio is the median over the rounds of a watched step's time divided
+by that of the plain step of its round. `observed` is a step of which loss and gradients are seen; `each parameter` is
+one in which the norms and digests of all parameters are, too; `copy` is a step that begins with a fork of
+the program, which `--keep` asks for. `every 50` is what these come to with `--every 50`, without and with copies. `cpu`
+is the ratio of processor time, which is what to look at on a machine with other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from typing import Any
+
+import torch
+from api_dump import Training, models, timed
+
+import graphprobe
+
+EVERY = 50
+AIMS = {"every 50": 1.01, "with copies": 1.03}
+KEEP = 2
+
+
+def compiled(layers: int) -> Training:
+    training = models(layers)["gpt"]()
+    training.model = torch.compile(training.model)
+    training.step()
+    training.step()
+    return training
+
+
+def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
+    plain = compiled(layers)
+    taken: dict[str, list[tuple[float, float, float, float]]] = {"observed": [], "each parameter": [], "copy": []}
+    with tempfile.TemporaryDirectory() as folder, graphprobe.watch(out_dir=folder, quiet=True) as watch:
+        watched = compiled(layers)
+
+        def step_with_a_copy() -> None:
+            watch._keep = KEEP
+            watch._put_to_sleep()
+            watch._keep = 0
+            watched.step()
+
+        for number in range(rounds):
+            for way, seen in taken.items():
+                watch.ended = True
+                usual = timed(plain.step)
+                watch.ended = False
+                watch._every = 1 if way == "each parameter" else rounds * 10_000
+                seen.append((*timed(step_with_a_copy if way == "copy" else watched.step), *usual))
+                if number == 0:
+                    seen.clear()
+        assert watch.answer is None
+    figures: dict[str, dict[str, float]] = {}
+    for way, seen in taken.items():
+        wall, cpu = (statistics.median(one[i] / one[i + 2] for one in seen) for i in (0, 1))
+        figures[way] = {"wall": wall, "cpu": cpu, "step_ms": 1e3 * statistics.median(one[2] for one in seen)}
+    seldom = {"every 50": ["each parameter"], "with copies": ["each parameter", "copy"]}
+    for name, ways in seldom.items():
+        parts = [figures["observed"]] * (EVERY - len(ways)) + [figures[way] for way in ways]
+        figures[name] = {key: statistics.mean(part[key] for part in parts) for key in ("wall", "cpu")}
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, Any] = measured(options.layers, options.rounds)
+    for way, values in figures.items():
+        aim = f"   aim {AIMS[way]}" if way in AIMS else ""
+        print(f"{way:16}", *(f"{key} {value:8.4f}" for key, value in values.items()), aim)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(figures, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
