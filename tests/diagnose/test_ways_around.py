@@ -395,6 +395,15 @@ def test_the_time_for_it_ends_and_that_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert made.ladder.result.notes == ["no more changes were tried as a workaround after 0 s"]
 
 
+def test_what_was_found_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(names: set[str]) -> bool:
+        made._until = time.monotonic() + search.LEAST_S / 2
+        return True
+
+    made = MadeUpSearch(monkeypatch, some("a"), late, as_text=lambda names: made._left_s > search.MOST_S / 2)
+    assert made.texts() == ["a"]
+
+
 def test_three_findings_have_one_set_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeUpSearch(monkeypatch, [], lambda n: {"b", "c", "e"} <= n, count=3)
     mine = iter([some("a", "b"), some("c"), some("d", "e")])
