@@ -1,6 +1,7 @@
 """Changes that may mend a program: which, in which order, what to write; and the search among them."""
 
 import ast
+import io
 import linecache
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from graphprobe.diagnose.dossier.report import with_workarounds
 from graphprobe.diagnose.dynamo.rewriting import SourcePiece, rewrite
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
@@ -33,6 +35,7 @@ from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, Stage, Workaround, finding_json
 from graphprobe.internals import leave_out
 from graphprobe.internals.leave_out import INDUCTOR, LeftOut, fallback_text, known_op, settings_for, without_pass
+from graphprobe.report.diagnosis import print_diagnosis
 
 FOLDING = "torch._inductor.config.joint_graph_constant_folding = False"
 
@@ -392,12 +395,59 @@ def test_the_time_for_it_ends_and_that_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert made.ladder.result.notes == ["no more changes were tried as a workaround after 0 s"]
 
 
+def test_what_was_found_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(names: set[str]) -> bool:
+        made._until = time.monotonic() + search.LEAST_S / 2
+        return True
+
+    made = MadeUpSearch(monkeypatch, some("a"), late, as_text=lambda names: made._left_s > search.MOST_S / 2)
+    assert made.texts() == ["a"]
+
+
 def test_three_findings_have_one_set_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeUpSearch(monkeypatch, [], lambda n: {"b", "c", "e"} <= n, count=3)
     mine = iter([some("a", "b"), some("c"), some("d", "e")])
     monkeypatch.setattr(search, "candidates", lambda *_: iter(next(mine)))
     assert sorted(made.texts()) == ["b", "c", "e"]
     assert made.findings[0].workarounds == made.findings[2].workarounds
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def printed(known: Finding) -> list[str]:
+    text = io.StringIO()
+    print_diagnosis(Diagnosis(verdict="fault", findings=[known]), name="f", file=text)
+    lines = [line.strip() for line in text.getvalue().splitlines()]
+    start = next((i for i, line in enumerate(lines) if line.startswith("workaround:")), len(lines))
+    return [line for line in lines[start:] if line]
+
+
+def test_a_workaround_is_the_last_that_is_told_of_a_finding() -> None:
+    one = Workaround(kind="setting", code=HEAD, place="model.py:1", call_time=1.5, uncompiled_time=0.75, tried=2)
+    told = printed(finding("codegen", workarounds=[one], tried=["never shown"]))
+    assert " ".join(told[:-3]) == (
+        "workaround:  the whole program is right with this change, seen in a process of its own (2 changes tried); a "
+        "call takes 1.5 times as long as now and 0.75 times as long as uncompiled."
+    )
+    assert told[-3:] == ["before anything is compiled in model.py:1", *HEAD.splitlines()]
+    assert printed(finding("codegen")) == []
+
+
+def test_what_was_tried_is_told_where_nothing_helps() -> None:
+    told = " ".join(printed(finding("codegen", tried=["a = 1", "b = 2"])))
+    assert told.startswith("workaround:  none was found.")
+    assert told.endswith("with each of: a = 1; b = 2")
+
+
+def test_the_issue_has_the_workaround_before_what_is_folded_and_once() -> None:
+    one = Workaround(kind="setting", code=f"{HEAD}  # /home/me/model.py")
+    report = "# title\n\n- *Actual*: 1\n\n<details>x</details>\n\n### Error logs\n"
+    with_it = with_workarounds(report, [one])
+    assert with_it.index("### Workaround") < with_it.index("<details>")
+    assert f"```python\n{HEAD}  # model.py\n```" in with_it
+    assert with_workarounds(with_it, [one]) == with_it
+    assert with_workarounds(report, []) == report
 
 
 # -- a script with workarounds in force --------------------------------------------------------------------------------

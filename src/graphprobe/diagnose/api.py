@@ -67,7 +67,7 @@ def diagnose(
         step_limit_s: 600 by default; a compilation that takes longer, with its runs, is endless.
         first: stop at the first rung that is wrong, and at the first fault on it.
         exact: make a fault (`not_bitwise`) of results that are right and differ in their last bits.
-        workaround: True by default: try changes of a program that is wrong until it is right; a minute at the most.
+        workaround: True by default: try changes of a program that is wrong until it is right; two minutes at the most.
         deep: look into a program that is right, too; what disagrees inside is told as `latent`.
         out: folder for the dossiers; by default a new one under `graphprobe-diagnosis`.
         on_step: called with the name of each step when it begins, "uncompiled", "plain", "float64", then the rungs,

@@ -68,7 +68,7 @@ class _WaySearch:
         first = first_wrong(ladder.states()) or ladder.top
         self.point = POINTS.get(first) if ladder.compilation.is_inductor else None
         self._useless = USELESS.get(first, ())
-        self._began = time.monotonic()
+        self._began, self._found = time.monotonic(), False
         self._until = self._began + max(MOST_S, SHARE * (self._began - ladder.started))
 
     def run(self) -> None:
@@ -164,6 +164,8 @@ class _WaySearch:
             self.spare = change, report
         if report.graphs == 0 and not last:
             return False
+        if not self._found:  # what is found is not lost for want of time
+            self._found, self._until = True, max(self._until, time.monotonic() + MOST_S)
         if self._report(change, renewed=False) is None:
             return False
         price = self._price(change)
