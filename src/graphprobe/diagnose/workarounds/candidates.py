@@ -150,6 +150,8 @@ _PASSES: tuple[Ways, ...] = (_pass, _own, _settings, _lite, _pieces, _backends)
 
 ORDER: Mapping[Stage, tuple[Ways, ...]] = {
     "dynamo": (_settings, _pieces, _backends),
+    "trace": (),
+    "pass": (),
     "backend": (_pieces, _backends),
     "aot": (_settings, _lite, _pieces, _backends),
     "decomposition": (_fallbacks, _lite, _pieces, _backends),
