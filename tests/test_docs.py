@@ -57,6 +57,7 @@ SESSIONS = {
     "ptdbg": [],
     "reduce": [WRONG],
     "tutorial": [],
+    "ways_in": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
