@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from graphprobe.diagnose.ways.way_program import Original, Package, WayCall, runnable
+from graphprobe.engine.values import tensors_in
 from graphprobe.errors import UsageError
 from graphprobe.internals.names import require
 from graphprobe.internals.tensors import tree_leaves, tree_map
@@ -83,7 +83,7 @@ def saved_calls(path: Path, inputs: Path | None) -> Iterator[tuple[str, WayCall]
 
 def _from_file(program: torch.export.ExportedProgram, examples: Any, path: Path) -> Any:
     try:
-        values = load_file(path)
+        values = tensors_in(path)
     except Exception as error:
         raise UsageError(f"--inputs {path} cannot be read: {error}", hint="a file of safetensors") from error
     names = [str(name) for name in program.graph_signature.user_inputs]
