@@ -59,6 +59,7 @@ SESSIONS = {
     "SKILL": [],
     "tutorial": [],
     "watch": [],
+    "ways_in": [],
 }
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 

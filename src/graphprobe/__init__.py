@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from graphprobe.diagnose.api import diagnose
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
     from graphprobe.diagnose.reduction.watch_script import GraphDiedError
+    from graphprobe.diagnose.ways.pass_list import diagnose_passes
     from graphprobe.errors import (
         ArtifactNotFoundError,
         DumpConfigError,
@@ -105,6 +106,7 @@ __all__ = [
     "compare",
     "compat",
     "diagnose",
+    "diagnose_passes",
     "disable",
     "dump",
     "enable",

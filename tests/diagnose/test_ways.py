@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+import graphprobe
+from graphprobe.errors import UsageError
 
 Diagnosed = Callable[..., tuple[Any, dict[str, Any]]]
 
@@ -145,12 +149,10 @@ WRONG_RULE = (
 )
 
 
-def the_finding(document: dict[str, Any], where: Path) -> dict[str, Any]:
-    """The only one; its proof fails by itself."""
+def the_finding(document: dict[str, Any]) -> dict[str, Any]:
+    """The only one; its proof has failed by itself."""
     (finding,) = [finding for diagnosis in document["diagnoses"] for finding in diagnosis["findings"]]
     assert finding["proof"], finding
-    done = subprocess.run([sys.executable, "-I", f"{finding['dossier']}/repro.py"], cwd=where, check=False, timeout=300)
-    assert done.returncode == 1
     found: dict[str, Any] = finding
     return found
 
@@ -163,9 +165,11 @@ def is_healthy(done: Any, document: dict[str, Any]) -> bool:
     return done.out.count("HEALTHY") > 1 and {d["verdict"] for d in document["diagnoses"]} == {"healthy"}
 
 
-def test_the_third_of_five_passes_is_named_with_its_line_and_the_node(diagnosed: Diagnosed, tmp_path: Path) -> None:
+def test_the_third_of_five_passes_is_named_with_its_line_and_the_node(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("five.py", text=PASSES.replace("RATIO", "1.25"), code=1)
-    finding = the_finding(document, tmp_path)
+    finding = the_finding(document)
+    proof = [sys.executable, "-I", str(Path(finding["dossier"]) / "repro.py")]
+    assert subprocess.run(proof, check=False, timeout=300).returncode == 1
     assert (finding["stage"], finding["pass"]) == ("pass", f"scale_gelu (five.py:{line_of(PASSES, 'def scale_')})")
     assert finding["op"] == "aten.gelu.default"
     assert finding["source"].endswith(f"five.py:{line_of(PASSES, 'gelu(self.norm')}")
@@ -181,18 +185,18 @@ def test_the_same_five_passes_without_the_fault_are_right_on_each_call_looked_at
     assert [(one["calls"], one["looked_at"]) for one in document["calls"]] == [(3, [1, 2])]
 
 
-def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed, tmp_path: Path) -> None:
+def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("step.py", text=STEP.replace("_TARGET", "_softmax_backward_data"), code=1)
-    finding = the_finding(document, tmp_path)
+    finding = the_finding(document)
     assert (finding["stage"], finding["pass"]) == ("pass", f"simplify (step.py:{line_of(STEP, 'def simplify')})")
     assert finding["op"] == "aten._log_softmax_backward_data.default"
     done, document = diagnosed("step.py", text=STEP.replace("_TARGET", "_log_softmax_backward_data"), code=0)
     assert is_healthy(done, document)
 
 
-def test_a_decomposition_of_the_program_is_named(diagnosed: Diagnosed, tmp_path: Path) -> None:
+def test_a_decomposition_of_the_program_is_named(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("rules.py", text=RULES.replace("SCALE", "1.25"), code=1)
-    finding = the_finding(document, tmp_path)
+    finding = the_finding(document)
     assert (finding["stage"], finding["op"]) == ("decomposition", "aten.silu.default")
     assert finding["pass"] == f"silu (rules.py:{line_of(RULES, 'def silu')})"
     assert f"run_decompositions (rules.py:{line_of(RULES, 'exported =')})" in finding["reason"]
@@ -200,9 +204,9 @@ def test_a_decomposition_of_the_program_is_named(diagnosed: Diagnosed, tmp_path:
     assert is_healthy(done, document)
 
 
-def test_what_is_never_called_is_tried_on_the_example_inputs(diagnosed: Diagnosed, tmp_path: Path) -> None:
+def test_what_is_never_called_is_tried_on_the_example_inputs(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("saved.py", text=UNCALLED.replace("TARGET", "expm1"), code=1)
-    finding = the_finding(document, tmp_path)
+    finding = the_finding(document)
     spell = f"spell (saved.py:{line_of(UNCALLED, 'def spell')})"
     assert (finding["stage"], finding["pass"], finding["op"]) == ("pass", spell, "aten.exp.default")
     done, document = diagnosed("saved.py", text=UNCALLED.replace("TARGET", "exp"), code=0)
@@ -210,9 +214,9 @@ def test_what_is_never_called_is_tried_on_the_example_inputs(diagnosed: Diagnose
 
 
 @pytest.mark.heavy
-def test_below_a_package_the_culprits_are_those_of_inductor(diagnosed: Diagnosed, tmp_path: Path) -> None:
+def test_below_a_package_the_culprits_are_those_of_inductor(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("package.py", text=PACKAGE.replace("RULE", WRONG_RULE), code=1)
-    finding = the_finding(document, tmp_path)
+    finding = the_finding(document)
     assert (finding["stage"], finding["op"]) == ("decomposition", "aten.softplus.default")
     assert finding["proof"] == "program"  # what is wrong is in the script alone
 
@@ -221,3 +225,85 @@ def test_below_a_package_the_culprits_are_those_of_inductor(diagnosed: Diagnosed
 def test_a_package_that_is_right(diagnosed: Diagnosed) -> None:
     done, document = diagnosed("package.py", text=PACKAGE.replace("RULE", ""), code=0)
     assert is_healthy(done, document)
+
+
+class Small(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * 3 + 1
+
+
+def small() -> torch.fx.GraphModule:
+    return torch.export.export(Small(), (torch.linspace(-1, 1, 6),)).module()
+
+
+def drop_dead(gm: torch.fx.GraphModule) -> None:
+    gm.graph.eliminate_dead_code()
+
+
+def thrice(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Right, in other bits: a / (1 / 3)."""
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten.mul.Tensor:
+            with gm.graph.inserting_before(node):
+                new = gm.graph.call_function(torch.ops.aten.div.Tensor, (node.args[0], 1 / 3))
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+    return gm
+
+
+def to_expm1(gm: torch.fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten.exp.default:
+            node.target = torch.ops.aten.expm1.default
+
+
+def raises(gm: torch.fx.GraphModule) -> None:
+    raise ValueError(f"{len(gm.graph.nodes)} nodes are too many")
+
+
+def test_a_list_of_passes_says_who_keeps_every_bit_and_who_is_wrong(tmp_path: Path) -> None:
+    graph, x = small(), torch.linspace(-1, 1, 6)
+    text, state = graph.code, torch.get_rng_state()
+    healthy = graphprobe.diagnose_passes(graph, [drop_dead, thrice], (x,), out=tmp_path / "healthy")
+    assert (healthy.verdict, healthy.findings) == ("healthy", [])
+    bits = [told.partition(": ")[2] for told in healthy.ruled_out]
+    assert bits == ["it keeps every bit", "it is right, and rounds otherwise"]
+    found = graphprobe.diagnose_passes(graph, [drop_dead, to_expm1, thrice], (x,), out=tmp_path / "fault")
+    (finding,) = found.findings
+    assert (found.verdict, finding.stage, finding.op) == ("fault", "pass", "aten.exp.default")
+    assert finding.pass_ is not None and finding.pass_.startswith("to_expm1 (")
+    assert finding.proof == "piece"
+    assert graph.code == text and torch.equal(state, torch.get_rng_state())
+
+
+def test_a_pass_that_raises_and_arguments_that_cannot_be_meant() -> None:
+    found = graphprobe.diagnose_passes(small(), [drop_dead, raises], (torch.ones(6),))
+    (finding,) = found.findings
+    assert (finding.kind, finding.stage) == ("crash_compile", "pass")
+    assert "nodes are too many" in finding.reason
+    for wrong in ((Small(), [drop_dead], ()), (small(), [], ()), (small(), [3], ()), (small(), [drop_dead], 3)):
+        with pytest.raises(UsageError, match="diagnose_passes"):
+            graphprobe.diagnose_passes(*wrong)  # type: ignore[arg-type]
+
+
+def test_a_saved_program_is_shown(run_warm: Callable[..., Any], tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Small(), (torch.ones(6),)), tmp_path / "small.pt2")
+    done = run_warm("-m", "graphprobe", "show", "small.pt2", cwd=tmp_path)
+    assert done.code == 0 and "torch.ops.aten.exp.default(" in done.out
+    (tmp_path / "none.pt2").write_bytes(b"nothing")
+    done = run_warm("-m", "graphprobe", "diagnose", "none.pt2", cwd=tmp_path)
+    assert done.code == 2 and "none.pt2 holds no exported program" in done.err
+
+
+@pytest.mark.slow
+def test_a_saved_program_is_held_against_itself_in_a_folder_of_its_own(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.export.save(torch.export.export(Small(), (torch.ones(6),)), tmp_path / "small.pt2")
+    save_file({"x": torch.linspace(-2, 2, 6)}, tmp_path / "values.safetensors")
+    save_file({"y": torch.ones(6)}, tmp_path / "others.safetensors")
+    done, document = diagnosed("small.pt2", "--inputs", "values.safetensors", code=0)
+    assert [one["function"] for one in document["diagnoses"]] == ["small.pt2, decomposed", "small.pt2, AOTInductor"]
+    assert is_healthy(done, document)
+    done, _ = diagnosed("small.pt2", "--inputs", "others.safetensors", code=2)
+    assert "has no x" in done.err

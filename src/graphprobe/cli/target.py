@@ -90,6 +90,11 @@ def is_run(target: str) -> bool:
     return os.path.isdir(target) and not os.path.isfile(os.path.join(target, "__main__.py"))
 
 
+def is_saved(target: str) -> bool:
+    """Whether it is the file of an exported program, by its name."""
+    return target.endswith(".pt2") and os.path.isfile(target)
+
+
 def callable_of(target: str) -> str | None:
     """`CALLABLE` of `FILE.py:CALLABLE`; None for a script."""
     file, colon, name = target.rpartition(":")

@@ -58,7 +58,7 @@ from graphprobe.judge.observation import ObservationRecord, plain_parts, read
 from graphprobe.judge.stage_table import GRAPHS, Graphs
 from graphprobe.judge.verdict import RungName
 from graphprobe.probe.active import observe_pass
-from graphprobe.program_text.own_frames import own_function
+from graphprobe.program_text.sources import own_function
 
 log = logging.getLogger(__name__)
 

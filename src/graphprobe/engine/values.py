@@ -6,10 +6,11 @@ import json
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 from graphprobe.engine import replay
 from graphprobe.internals.quiet import hint, is_fake, quiet
@@ -284,6 +285,11 @@ def tensor_file(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """The safetensors file of tensors with their dtypes and shapes, as `safetensors.torch.load_file` reads it."""
     with quiet():
         return save(dict(tensors))
+
+
+def tensors_in(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, by name; raises what safetensors raises for another file."""
+    return load_file(path)
 
 
 def to_bytes(captured: CapturedValues) -> tuple[bytes, bytes]:

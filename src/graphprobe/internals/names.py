@@ -93,9 +93,9 @@ LOSES = {
     "reduce": "graphprobe reduce does not stand where torch's minifier would, or its children cannot compile",
     "scheduler_ir": "the scheduler's IR is not read: no launches in a run, no engine 'kernel'",
     "written_programs": "programs in a run that call these operators stop with an error",
+    "ways": "what is exported, traced or packaged without torch.compile is not seen, or not all of it",
     "workarounds": "diagnose tries fewer changes with which the program may be right, or none",
     "warm_children": "each child process of a diagnosis takes seconds longer",
-    "ways": "what is exported, traced or packaged without torch.compile is not collected, or not all of it",
 }
 """By capability, what is lost without a name that it needs."""
 
@@ -439,10 +439,14 @@ _TABLE = (
     _n(PATCHED, "torch.autograd", "_engine_run_backward", "api_dump compile_calls"),
     _n(READ, "torch.compiler.config", "cache_key_tag", "diagnose_caches workarounds"),
     _n(READ, "torch.distributed.distributed_c10d", "_world.pg_map", "diagnose_ranks"),
+    _n(PATCHED, "torch.export", "export", "ways"),
+    _n(PATCHED, "torch.export.exported_program", "ExportedProgram.module ExportedProgram.run_decompositions", "ways"),
     _n(PATCHED, "torch.export.pt2_archive._package", "AOTICompiledModel.__call__", "ways"),
+    _n(PATCHED, "torch.fx", "symbolic_trace", "ways"),
     _n(PATCHED, "torch.fx.experimental.proxy_tensor", "_MakefxTracer.trace", "ways"),
     _n(CALLED, "torch.fx._lazy_graph_module", "_use_lazy_graph_module", "reduce"),
     _n(CALLED, "torch.fx.graph_module", "_forward_from_src", "reduce"),
+    _n(PATCHED, "torch.fx.graph_module", "GraphModule.__deepcopy__ GraphModule.__init__", "ways"),
     _n(PATCHED, "torch.fx.graph_module", "_WrappedCall.__call__", "ways"),
     _n(PATCHED, "torch.fx.graph_module", "_print_readable", "profile_details"),
     _n(

@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -59,7 +60,7 @@ class WayGraph:
         made_by: the function and its line, or the line that called torch's: `fold (passes.py:31)`.
         traced: where the way begins.
         before: the graph that it was made of; None of the first.
-        applied: of a pass, the call that made it; of a decomposition, the table that the program gave.
+        applied: of a pass, the call that made it, or the pass; of a decomposition, the table that the program gave.
         signature: changes when a node does.
         graph: a copy, if the observer wants copies.
         program: the ExportedProgram whose parameters and inputs the graph lists as inputs; None of others.
@@ -69,7 +70,7 @@ class WayGraph:
     made_by: str
     traced: TracedCall
     before: WayGraph | None = None
-    applied: Applied | Mapping[Any, Any] | None = None
+    applied: Applied | Mapping[Any, Any] | Callable[..., Any] | None = None
     signature: str = ""
     graph: Any = None
     program: Any = None
@@ -341,9 +342,14 @@ class Ways(Subscription):
         else:
             made.signature = signature
             if self._copies:
-                made.graph = _copied(gm)
+                made.graph = copied_graph(gm)
             self._to.observer.way_graph(made, gm)
         self._states[gm] = _Live(made, signature)
+
+    def failed(self, error: Exception) -> None:
+        """Tell the observer that changes of graphs are no longer known by the function that makes them."""
+        text = "".join(traceback.format_exception(error)).rstrip()
+        self._to.observer.failed("who changes a graph", f"{text} (nothing more of it is collected)")
 
     def changed(self, gm: Any, name: str = "", applied: Applied | None = None) -> None:
         """Note what `name`, or a line of the program, has made of a graph, if that is another one."""
@@ -360,7 +366,7 @@ class Ways(Subscription):
         made = WayGraph("pass", name, before.traced, before, applied, signature)
         made.program = before.program if lists else None
         if self._copies:
-            made.graph = _copied(gm)
+            made.graph = copied_graph(gm)
         self._states[gm] = _Live(made, signature)
         self._to.observer.way_graph(made, gm)
 
@@ -418,6 +424,13 @@ def _passes(ways: Ways, name_of: Callable[[], Callable[[FrameType], str | None]]
     from graphprobe.internals.inductor.executable_snapshots import OwnPasses
 
     class Passes(OwnPasses):
+        def on_event(self, frame: FrameType, event: str, value: Any) -> None:
+            try:
+                super().on_event(frame, event, value)
+            except Exception as error:  # what a profiler raises ends in the program
+                sys.setprofile(None)
+                ways.failed(error)
+
         def _take(self, gm: Any, name: str, applied: Applied | None = None) -> None:
             ways.changed(gm, name, applied)
 
@@ -447,7 +460,7 @@ def _text(gm: Any) -> str:
     return graph_signature(gm) if gm is not None else ""
 
 
-def _copied(gm: Any) -> Any:
+def copied_graph(gm: Any) -> Any:
     """A copy that can be run, without the check of its inputs."""
     from graphprobe.internals.inductor.stages import copy_graph
 

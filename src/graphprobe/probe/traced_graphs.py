@@ -80,7 +80,7 @@ def _entries(folder: zipfile.Path, before: str = "") -> Iterator[tuple[zipfile.P
 
 
 def _names() -> Callable[[FrameType], str | None]:
-    from graphprobe.program_text.own_frames import own_function  # imports torch
+    from graphprobe.program_text.sources import own_function  # imports torch
 
     return own_function()
 

@@ -14,9 +14,9 @@ import site
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from graphprobe.program_text.loading import code_objects, find_class, first_line
@@ -199,6 +199,24 @@ def is_own(name: str) -> bool:
         places = list(getattr(spec, "submodule_search_locations", None) or [])
         return module is None or not (places and _installed(str(places[0])))
     return not _installed(file)
+
+
+def own_function() -> Callable[[FrameType], str | None]:
+    """What a frame's function is called, `name (file:line)`, if it is of the program."""
+    from graphprobe.engine.naming import short_place  # imports torch
+
+    known: dict[CodeType, str | None] = {}
+
+    def name_of(frame: FrameType) -> str | None:
+        code = frame.f_code
+        if code not in known:
+            module = frame.f_globals.get("__name__")
+            own = isinstance(module, str) and not code.co_filename.startswith("<") and is_own(module)
+            name = code.co_qualname.replace("<locals>.", "")
+            known[code] = f"{name} ({short_place(code.co_filename, code.co_firstlineno)})" if own else None
+        return known[code]
+
+    return name_of
 
 
 @functools.cache

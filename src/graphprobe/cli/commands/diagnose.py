@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from graphprobe.cli.target import (
     callable_of,
     check_backend,
     is_run,
+    is_saved,
     program_of,
     program_options,
     words_of,
@@ -69,7 +71,7 @@ def _is_proof(word: str) -> bool:
     return is_run(word) and bool(dossiers_in(Path(word)))
 
 
-@click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None or _is_proof(word))
+@click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None or _is_proof(word) or is_saved(word))
 @click.option("--json", "json_path", metavar=JSON_METAVAR, help=JSON_HELP)
 @click.option(
     "-o", "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."
@@ -86,6 +88,7 @@ def _is_proof(word: str) -> bool:
     "--python", "pythons", metavar="PATH", multiple=True, help="Run proofs that are there under this python, too."
 )
 @click.option("--apply", is_flag=True, help="Run the script with the workarounds of the newest diagnosis, or of --out.")
+@click.option("--inputs", metavar="FILE", help="Values for an exported program: safetensors, by name of the input.")
 @only_function_option
 @program_options
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
@@ -101,6 +104,7 @@ def command(
     deep: bool,
     pythons: tuple[str, ...],
     apply: bool,
+    inputs: str | None,
     only_function: tuple[str, ...],
     calls: str | None,
     module: str | None,
@@ -113,6 +117,9 @@ def command(
     TARGET is a script, which runs with its own arguments. Each function that it gives to torch.compile is diagnosed
     when it is called. Or TARGET is FILE.py:CALLABLE, a function without arguments that returns (fn, args) or
     (fn, args, kwargs). Then fn is diagnosed. Options stand before a script.
+
+    What it exports, traces by make_fx or packages is, too. Or TARGET is a file of torch.export.save: its program is
+    held against itself, decomposed and compiled by AOTInductor.
 
     TARGET may be a folder with proofs, too: they run again, with --python also under another python, with its torch:
     "wrong with torch 2.13, right with torch 2.15". Nothing is diagnosed again.
@@ -129,26 +136,22 @@ def command(
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
     if apply or (not named and _is_proof(words[0])):
         ctx.exit(_applied(program_of(module, code, words), out_dir) if apply else _proofs(ctx, words, pythons))
-    _refuse_pythons(pythons)
+    _check(pythons, backend)
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name]) | {"calls": _calls(calls)}
     budget, result = TimeBudget(found.pop("budget_s", None)), _json_to(json_path)
     out = None if out_dir is None else new_folder(_of_rank(out_dir))
-    if backend is not None:
-        check_backend(backend)
-    name, ranks = None if named else _callable_of(words, calls), ranks_from(os.environ, out)
+    saved = _is_saved(words, inputs, named=named)
+    name, ranks = None if named or saved else _callable_of(words, calls), ranks_from(os.environ, out)
     out = out if ranks is None else ranks.folder / ("0" if name else "")
     from graphprobe.diagnose.script import ScriptOptions
 
     options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
     base, typed = Path.cwd(), words_of(module, code, words)  # a script may go elsewhere
     with filtered(only_function) as only:
-        try:
-            if name is not None:
-                told = _function(words[0], name, options, result, base)
-            else:
-                told = _program(program_of(module, code, words), typed, options, result, base)
-        except UsageError as error:
-            told = _nothing_here(typed, error, alone=ranks is None)
+        diagnose = partial(_program, partial(program_of, module, code, words), typed)
+        if saved or name is not None:
+            diagnose = partial(_saved, words[0], inputs) if name is None else partial(_function, words[0], name)
+        told = _of_rank_too(partial(diagnose, options, result, base), typed, alone=ranks is None)
     ctx.exit(_finished(told, exit_code(only, told.code), typed, base, result, ranks, budget.left_s))
 
 
@@ -166,14 +169,17 @@ def _applied(program: ScriptTarget, folder: str | None) -> int:
     return ended.code
 
 
-def _nothing_here(typed: list[str], error: UsageError, *, alone: bool) -> _Told:
-    """One rank of several must not end before the others."""
+def _of_rank_too(diagnose: Callable[[], _Told], typed: list[str], *, alone: bool) -> _Told:
+    """What is told; where there is nothing to diagnose, one rank of several must not end before the others."""
     from graphprobe.findings import ScriptDocument
 
-    if alone:
-        raise error
-    tell(error)
-    return _told(ScriptDocument(target=" ".join(typed), ended=str(error)), None)
+    try:
+        return diagnose()
+    except UsageError as error:
+        if alone:
+            raise
+        tell(error)
+        return _told(ScriptDocument(target=" ".join(typed), ended=str(error)), None)
 
 
 def _finished(
@@ -217,6 +223,14 @@ def _calls(text: str | None) -> StepSelection | None:
     return wanted
 
 
+def _is_saved(words: tuple[str, ...], inputs: str | None, *, named: bool) -> bool:
+    """Whether the target is the file of an exported program, which alone takes `--inputs`."""
+    saved = not named and is_saved(words[0])
+    if inputs is not None and not saved:
+        raise UsageError("--inputs goes with a file of torch.export.save", hint="graphprobe diagnose model.pt2")
+    return saved
+
+
 def _callable_of(words: tuple[str, ...], calls: str | None) -> str | None:
     name = callable_of(words[0])
     if name is not None and calls is not None:
@@ -237,9 +251,11 @@ def _refuse_beside_proofs(ctx: click.Context, words: tuple[str, ...]) -> None:
         raise UsageError(f"{words[0]} holds proofs, and got {wrong[0]} too", hint=hint)
 
 
-def _refuse_pythons(named: tuple[str, ...]) -> None:
-    if named:
+def _check(pythons: tuple[str, ...], backend: str | None) -> None:
+    if pythons:
         raise UsageError("--python goes with a folder of proofs", hint="graphprobe diagnose FOLDER --python PATH")
+    if backend is not None:
+        check_backend(backend)
 
 
 def _proofs(ctx: click.Context, words: tuple[str, ...], named: tuple[str, ...]) -> int:
@@ -287,10 +303,13 @@ def _of_rank(path: str) -> str:
     return str(named.with_name(f"{named.stem}-rank_{environment.rank()}{named.suffix}"))
 
 
-def _program(program: ScriptTarget, typed: list[str], options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
+def _program(
+    make: Callable[[], ScriptTarget], typed: list[str], options: ScriptOptions, result: JsonTo, base: Path
+) -> _Told:
     from graphprobe.diagnose.script import run_diagnosed
     from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 
+    program = make()
     if program.kind == "script" and not os.path.exists(program.target):
         raise UsageError(
             f"no script at {program.target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
@@ -398,6 +417,25 @@ def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, ba
         diagnosis = Diagnosis(verdict="undecided", notes=[late], unfinished=True)
     _show(target, diagnosis, base, result)
     return _Told(diagnosis.exit_code, target, diagnosis.verdict, [diagnosis], diagnosis.to_json)
+
+
+def _saved(target: str, inputs: str | None, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
+    """What becomes of an exported program in a file."""
+    from graphprobe.diagnose.ways.saved import saved_calls
+    from graphprobe.findings import FunctionDiagnosis, ScriptDocument
+
+    document = ScriptDocument(target=target)
+    graphs = 0
+    with at_signal(AtSignal(options.budget.end)), ProgressLine() as progress:
+        for name, held in saved_calls(Path(target), None if inputs is None else Path(inputs)):
+            _announce(name)
+            out = None if options.out is None else options.out / str(len(document.diagnoses))
+            diagnosis = options.way_diagnosis(held, out=out, on_step=partial(progress.tell_step, name))
+            progress.stop()
+            _show(name, diagnosis, base, result)
+            document.diagnoses.append(FunctionDiagnosis.of(name, diagnosis))
+            graphs += diagnosis.graphs or 0
+    return _told(document, None, graphs=graphs)
 
 
 def _announce(name: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.target import is_saved
 from graphprobe.errors import UsageError
 from graphprobe.report.visible import echo, one_line, write
 from graphprobe.store import layout
@@ -30,7 +32,8 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
 
     An address is what `ls` shows: model__0/forward/graph, model__0/forward/after:PASS, model__0/dynamo,
     model__0/compile, model__0/backward/code, ops, original, optimized. A file name will do, and so will the unique
-    beginning or end of either. RUN defaults to the newest run in torch_compile_debug.
+    beginning or end of either. RUN defaults to the newest run in torch_compile_debug. A file of torch.export.save will
+    do, too: its graph is printed.
 
     \b
     Examples:
@@ -41,6 +44,13 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
 
     from graphprobe.store.reader import Run
 
+    if len(words) == 1 and is_saved(words[0]):
+        from graphprobe.diagnose.ways.saved import text_of
+
+        graph = text_of(Path(words[0]))
+        if not json_to.replaces_text(lambda: {"file": words[0], "text": graph}):
+            _print_text(graph)
+        return
     if len(words) not in (1, 2):
         raise UsageError(f"show takes [RUN] ADDRESS, not {len(words)} arguments", hint="graphprobe ls lists addresses")
     named = words[0] if len(words) == 2 else layout.ROOT
@@ -64,6 +74,10 @@ def _print(run: Run, event: Event, text: str, *, raw: bool) -> None:
             for line in launch_lines(launches, width=width):
                 echo(one_line(line))
             return
+    _print_text(text)
+
+
+def _print_text(text: str) -> None:
     text += "" if text.endswith("\n") else "\n"
     if sys.stdout.isatty():
         echo(text, nl=False)

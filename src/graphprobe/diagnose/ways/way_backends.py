@@ -58,7 +58,9 @@ def backend_of(graph: WayGraph) -> WrittenBackend | None:
         return _backend("traced", TRACED)
     if graph.kind == "decompose":
         return _decomposing(graph.applied if isinstance(graph.applied, Mapping) else None)
-    return _passing(graph.applied) if isinstance(graph.applied, Applied) else None
+    if isinstance(graph.applied, Applied):
+        return _passing(graph.applied)
+    return passing(graph.applied) if callable(graph.applied) else None
 
 
 def packaging() -> WrittenBackend:

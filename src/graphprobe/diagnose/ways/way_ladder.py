@@ -29,7 +29,7 @@ from graphprobe.engine.values import capture
 from graphprobe.findings import Diagnosis, Finding, NamedStep, Rung, Stage, told_more
 from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog
 from graphprobe.internals.way_taps import WayGraph
-from graphprobe.judge.judging import Difference, worst_of
+from graphprobe.judge.judging import Difference, identical, worst_of
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ STAGE_OF: dict[str, Stage] = {"export": "trace", "trace": "trace", "decompose": 
 """By how a graph is made; of others a pass."""
 
 DRAWS = "it draws random numbers, and what was made of it draws them in another way, so that the two cannot be compared"
+KEEPS, ROUNDS = "it keeps every bit", "it is right, and rounds otherwise"
 UNTOLD = "it could not be called on another graph, so that nothing smaller was tried"
 
 
@@ -65,12 +66,23 @@ class WayLadder(Ladder):
 
     def climb_rungs(self) -> None:
         """Each graph, up to the first that is wrong."""
+        before: RungReport | None = None
         for graph in self.held_call.graphs:
             self.runner.begin(graph.made_by)
             report = self.answer(partial(run_graph_of_way, self.program, self.held_call, graph), RungReport)
             self.graph_rungs[graph] = UNSEEN if report is None else self.held(report)
             if self.graph_rungs[graph].certain:
                 return
+            if before is not None and report is not None and self.graph_rungs[graph].differences == []:
+                self.result.ruled_out.append(f"{graph.made_by}: {self._bits(before, report)}")
+            before = report
+
+    def _bits(self, before: RungReport, after: RungReport) -> str:
+        """Whether a graph that is right gives the bits of the one before it."""
+        assert self.reference is not None
+        earlier = replace(self.reference, eager=[self._read(before.calls)])
+        same = self._judge(partial(identical, earlier, self._read(after.calls)), bool)
+        return KEEPS if same else ROUNDS
 
     def held(self, report: RungReport, *, as_user: bool = False) -> RungSeen:
         """As of any rung. Decompositions and Inductor draw random numbers in ways of their own, which is no fault."""

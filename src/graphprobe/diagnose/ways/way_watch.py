@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MOST_CALLS = 3
 """Calls of one graph, each with values of another form, that are diagnosed."""
 
-UNSEEN = "it was neither called nor traced with values, so there are none to try it on"
 LATE = "{spent}: whether what was made of it is right was not found out"
 
 
@@ -120,6 +119,8 @@ class WayWatch:
 
     def way_called(self, graph: WayGraph, called: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Diagnose the first call with values of this form."""
+        if not _is_plain((args, kwargs)):
+            return
         past, watcher = self._past_of(graph), self._watcher
         past.calls, self._package = past.calls + 1, 0
         if type(called).__name__ == "AOTICompiledModel":
@@ -140,10 +141,10 @@ class WayWatch:
                 return
             from graphprobe.diagnose.ways.way_program import Package, runnable
 
-            past, traced = self._past_of(graph), graph.traced
-            if not traced.args and not traced.kwargs:
-                self._watcher.told(past.name, past, unknown(UNSEEN))
-                continue
+            traced, is_made_from = graph.traced, len(graph.way) > 1 or graph.kind == "export"
+            if not is_made_from or not (traced.args or traced.kwargs) or not _is_plain((traced.args, traced.kwargs)):
+                continue  # it was traced to be looked at, or there are no values to try it on
+            past = self._past_of(graph)
             past.calls, self._package = past.calls + 1, 0
             with self._ways.inside:
                 called = Package(self._paths[graph]) if graph in self._paths else runnable(graph)
@@ -176,7 +177,15 @@ class WayWatch:
             raise SystemExit(0)
 
 
+def _is_plain(call: Any) -> bool:
+    """Whether all tensors of a call have values: not where something traces."""
+    from graphprobe.internals.quiet import is_fake
+    from graphprobe.internals.tensors import tree_leaves
+
+    return not any(map(is_fake, tree_leaves(call)))
+
+
 def _names() -> Callable[[FrameType], str | None]:
-    from graphprobe.program_text.own_frames import own_function  # imports torch
+    from graphprobe.program_text.sources import own_function  # imports torch
 
     return own_function()
