@@ -63,7 +63,7 @@ class _WaySearch:
 
     def __init__(self, ladder: Ladder, findings: list[Finding]) -> None:
         self.ladder, self.findings = ladder, findings
-        self.tried: list[str] = []
+        self.tried, self._count = list[str](), 0
         self.spare: tuple[Change, RungReport] | None = None
         first = first_wrong(ladder.states()) or ladder.top
         self.point = POINTS.get(first) if ladder.compilation.is_inductor else None
@@ -136,6 +136,7 @@ class _WaySearch:
         """The part of a change that is needed, with the program that it makes right; None where it does not."""
         asked = [name for one in change for name in one.arguments]
         point = None if asked else self.point
+        self._count += 1
         self.tried += [one.words for one in change]
         report = self._report(change, point)
         while report is not None and (smaller := self._smaller(change, point)) is not None:
@@ -191,7 +192,7 @@ class _WaySearch:
             uncompiled_time=_ratio(price, price.uncompiled if price is not None else None),
             graphs=report.graphs,
             graph_breaks=max(0, report.breaks - (top.breaks if top is not None else 0)),
-            tried=len(dict.fromkeys(self.tried)),
+            tried=self._count,
         )
 
 
