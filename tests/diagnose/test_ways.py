@@ -165,6 +165,7 @@ def is_healthy(done: Any, document: dict[str, Any]) -> bool:
     return done.out.count("HEALTHY") > 1 and {d["verdict"] for d in document["diagnoses"]} == {"healthy"}
 
 
+@pytest.mark.slow
 def test_the_third_of_five_passes_is_named_with_its_line_and_the_node(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("five.py", text=PASSES.replace("RATIO", "1.25"), code=1)
     finding = the_finding(document)
@@ -179,12 +180,14 @@ def test_the_third_of_five_passes_is_named_with_its_line_and_the_node(diagnosed:
     assert {state for _, state in rungs[:-2]} == {"right"}
 
 
+@pytest.mark.slow
 def test_the_same_five_passes_without_the_fault_are_right_on_each_call_looked_at(diagnosed: Diagnosed) -> None:
     done, document = diagnosed("five.py", text=PASSES.replace("RATIO", "1.0"), code=0)
     assert is_healthy(done, document)
     assert [(one["calls"], one["looked_at"]) for one in document["calls"]] == [(3, [1, 2])]
 
 
+@pytest.mark.slow
 def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("step.py", text=STEP.replace("_TARGET", "_softmax_backward_data"), code=1)
     finding = the_finding(document)
@@ -194,6 +197,7 @@ def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed) -> None:
     assert is_healthy(done, document)
 
 
+@pytest.mark.slow
 def test_a_decomposition_of_the_program_is_named(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("rules.py", text=RULES.replace("SCALE", "1.25"), code=1)
     finding = the_finding(document)
@@ -204,6 +208,7 @@ def test_a_decomposition_of_the_program_is_named(diagnosed: Diagnosed) -> None:
     assert is_healthy(done, document)
 
 
+@pytest.mark.slow
 def test_what_is_never_called_is_tried_on_the_example_inputs(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("saved.py", text=UNCALLED.replace("TARGET", "expm1"), code=1)
     finding = the_finding(document)
@@ -261,6 +266,7 @@ def raises(gm: torch.fx.GraphModule) -> None:
     raise ValueError(f"{len(gm.graph.nodes)} nodes are too many")
 
 
+@pytest.mark.slow
 def test_a_list_of_passes_says_who_keeps_every_bit_and_who_is_wrong(tmp_path: Path) -> None:
     graph, x = small(), torch.linspace(-1, 1, 6)
     text, state = graph.code, torch.get_rng_state()
@@ -286,6 +292,7 @@ def test_a_pass_that_raises_and_arguments_that_cannot_be_meant() -> None:
             graphprobe.diagnose_passes(*wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_saved_program_is_shown(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     torch.export.save(torch.export.export(Small(), (torch.ones(6),)), tmp_path / "small.pt2")
     done = run_warm("-m", "graphprobe", "show", "small.pt2", cwd=tmp_path)
