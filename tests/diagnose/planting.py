@@ -46,7 +46,8 @@ def entries(table, new):
 def decomposition(op, function):
     """The tables that Inductor takes its decompositions from hold `function` for the overload `op`."""
     module = torch._inductor.decomposition
-    with entries(module.decompositions, {op: function}), entries(module.fast_random_decomps(), {op: function}):
+    fast = module.fast_random_decomps()  # made, and kept, of the other table: before that is changed
+    with entries(module.decompositions, {op: function}), entries(fast, {op: function}):
         yield
 
 

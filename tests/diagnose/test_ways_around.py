@@ -488,7 +488,6 @@ def kept(folder: Path, *workarounds: Workaround) -> Path:
     return dossier.parent
 
 
-@pytest.mark.slow
 def test_a_script_runs_with_the_workarounds_of_its_newest_diagnosis(
     run_warm: Callable[..., Any], tmp_path: Path
 ) -> None:

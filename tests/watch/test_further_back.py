@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ from watch.trainings import Training, numbers_of, tokens_of
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """The process of the tests may have children of its own."""
+    before = set(descendants(os.getpid()))
+    yield
+    assert set(descendants(os.getpid())) <= before
+
+
 def test_the_step_in_which_a_parameter_was_spoilt_is_named(tmp_path: Path) -> None:
     def batch(step: int) -> torch.Tensor:  # row 1 is not used before step 16
         tokens = tokens_of(step)
@@ -33,7 +42,6 @@ def test_the_step_in_which_a_parameter_was_spoilt_is_named(tmp_path: Path) -> No
     assert (answer.step, answer.state) == (16, ["tok.weight"])
     assert "tok.weight was finite before step 11, and not before step 12" in answer.notes
     assert "a copy of the program ran steps 11 to 16 again, each parameter observed" in answer.notes
-    assert descendants(os.getpid()) == []
 
 
 def test_an_operation_outside_of_compiled_code_is_named(tmp_path: Path) -> None:
@@ -62,7 +70,6 @@ def test_a_healthy_training_is_the_same_with_copies(training: Training, tmp_path
     answer, came = watched(training, 24, tmp_path, keep=3)
     assert answer is None
     assert same(plain, came)
-    assert descendants(os.getpid()) == []
 
 
 def test_a_copy_writes_no_file_and_reads_at_its_own_place(tmp_path: Path) -> None:
@@ -89,7 +96,6 @@ def test_a_copy_writes_no_file_and_reads_at_its_own_place(tmp_path: Path) -> Non
     *came, answer = run(tmp_path / "watched", watching=True)
     assert answer.step == 22
     assert plain == came
-    assert descendants(os.getpid()) == []
 
 
 KILLED = """

@@ -85,7 +85,7 @@ def test_a_healthy_training_is_silent_and_the_same_to_the_last_bit(training: Tra
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [GPT, MLP, LSTM], ids=["gpt", "mlp", "lstm"])
 def test_a_thousand_healthy_steps_trigger_nothing(training: Training, tmp_path: Path) -> None:
-    answer, _ = watched(training, 1000, tmp_path, every=100, on="nan,spike=10,exception,signal")
+    answer, _ = watched(training, 1000, tmp_path, every=100, on="nan,spike=100,exception,signal")
     assert answer is None
 
 

@@ -34,6 +34,9 @@ MOST_OPS = 4
 """Operations that become fallbacks together: the accused one, and those that may be it instead."""
 
 
+Pieces = Callable[[], Sequence[PieceEdit]]
+
+
 class WayAround(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a program.
 
@@ -79,7 +82,6 @@ class WayAround(msgspec.Struct, frozen=True, kw_only=True):
 Change = Sequence[WayAround]
 """Changes that are made together."""
 
-Pieces = Callable[[], Sequence[PieceEdit]]
 Ways = Callable[[Finding, Compilation, Pieces], Iterator[Change]]
 
 
