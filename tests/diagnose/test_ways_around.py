@@ -1,7 +1,6 @@
 """Changes that may mend a program: which, in which order, what to write; and the search among them."""
 
 import ast
-import io
 import linecache
 import sys
 import time
@@ -35,7 +34,6 @@ from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, Stage, Workaround, finding_json
 from graphprobe.internals import leave_out
 from graphprobe.internals.leave_out import INDUCTOR, LeftOut, fallback_text, known_op, settings_for, without_pass
-from graphprobe.report.diagnosis import print_diagnosis
 
 FOLDING = "torch._inductor.config.joint_graph_constant_folding = False"
 
@@ -416,9 +414,7 @@ def test_three_findings_have_one_set_of_changes(monkeypatch: pytest.MonkeyPatch)
 
 
 def printed(known: Finding) -> list[str]:
-    text = io.StringIO()
-    print_diagnosis(Diagnosis(verdict="fault", findings=[known]), name="f", file=text)
-    lines = [line.strip() for line in text.getvalue().splitlines()]
+    lines = [line.strip() for line in str(Diagnosis(verdict="fault", findings=[known])).splitlines()]
     start = next((i for i, line in enumerate(lines) if line.startswith("workaround:")), len(lines))
     return [line for line in lines[start:] if line]
 
