@@ -278,7 +278,7 @@ class Ways(Subscription):
         return __call__
 
     def _leave_to_torch(self) -> None:
-        """Keep Dynamo from compiling what stands around calls of graphs, and not the graphs."""
+        """Keep Dynamo from compiling what is around calls of graphs, and not the graphs."""
         from graphprobe.internals.operators.autograd_edges import uncompiled
 
         for function in (Ways._call_begins, Ways._call_ends, type(unseen).__enter__, type(unseen).__exit__):
@@ -319,7 +319,7 @@ class Ways(Subscription):
             self._to.tell("call of a way", lambda: self._to.observer.way_called(graph, gm, args, kwargs), None)
 
     def _safely(self, event: str, call: Callable[..., None], *args: Any) -> None:
-        """What fails here is told to the observer, and the program goes on."""
+        """The observer learns what fails here, and the program goes on."""
         with self._inside():
             self._to.tell(event, lambda: call(*args), None)
 
@@ -391,7 +391,7 @@ class Ways(Subscription):
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[bool]:
-        """What torch and the observer do in the block is told to nobody; whether the block is the outermost here."""
+        """Nobody learns what torch and the observer do in the block; whether the block is the outermost here."""
         outermost = not self.is_inside
         profile = sys.getprofile()
         if own := self._passes is not None and profile == self._passes.on_event:
@@ -411,7 +411,7 @@ class Ways(Subscription):
 
     @property
     def inside(self) -> contextlib.AbstractContextManager[bool]:
-        """A block in which nobody is told anything."""
+        """A block in which no observer is called."""
         return self._inside()
 
     def _profile(self, on: bool) -> None:

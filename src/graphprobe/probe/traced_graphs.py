@@ -26,7 +26,7 @@ class WayRecorder:
     """Records the ways of a session: an `internals.way_taps.WayObserver`."""
 
     def __init__(self, begin: Callable[[FrameFacts], Any], failed: Callable[[str, str], None]) -> None:
-        """`begin`: returns the `ModelRecorder` of a new model; `failed`: is told what is not recorded."""
+        """`begin`: returns the `ModelRecorder` of a new model; `failed`: called with what is not recorded."""
         self._begin, self._folders = begin, list[str]()
         self._ways = Ways(self, _names, copies=False)
         self.install, self.remove, self.failed = self._ways.install, self._ways.remove, failed

@@ -114,7 +114,7 @@ def encode_observation(line: StepObservation) -> str:
 
 
 def read_observations(run: Run) -> list[StepObservation]:
-    """The observations of a run in their order; what cannot be read is told in `run.problems`.
+    """The observations of a run in their order; what cannot be read is in `run.problems`.
 
     Raises:
         ArtifactNotFoundError: the run was not watched, or the file is gone.

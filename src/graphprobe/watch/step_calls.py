@@ -74,7 +74,7 @@ class WatchedFunction:
     def buffers_before(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The buffers that calls change, each with a copy.
 
-        A normalisation changes its statistics unseen by version counters: what stands beside a changed one counts, too.
+        A normalisation changes its statistics unseen by version counters: what is beside a changed one counts, too.
         """
         now = self._versions_now()
         if now != self._versions:

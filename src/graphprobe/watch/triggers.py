@@ -14,7 +14,7 @@ PLAIN_TRIGGERS = ("nan", "exception", "signal")
 """The triggers without a number, which are the default."""
 
 LEAST_LOSSES, MOST_LOSSES = 20, 100
-"""How many losses a spike is held against: none is told before there are so many; older ones do not count."""
+"""How many losses a spike is held against: none is reported before there are so many; older ones do not count."""
 
 
 @dataclass

@@ -386,7 +386,7 @@ def watch(
         keep: so many copies of the program sleep, forked each `every` steps; where a step goes wrong, the one from
             before it began runs on to it, with everything observed. 0: none.
         budget_s: seconds for the look into a step; None is no bound.
-        out_dir: folder that gets the run's; None: as for `enable`.
+        out_dir: folder of the run's; None: as for `enable`.
         quiet: print nothing.
 
     Returns:

@@ -49,7 +49,7 @@ class StepInquiry:
     Attributes:
         answer: what is known, which grows.
         calls: of the step, in order.
-        folder: gets what proves it.
+        folder: takes what proves it.
         budget: for all of it.
     """
 
@@ -85,7 +85,7 @@ class StepInquiry:
         return self.answer
 
     def of_spike(self) -> WatchAnswer:
-        """Find out whether a call of the step gives other values compiled than uncompiled."""
+        """Find out whether a call of the step returns other values compiled than uncompiled."""
         if not self.calls:
             self.answer.notes.append(NO_CALL)
         for call in self.calls:

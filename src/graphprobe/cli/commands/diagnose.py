@@ -170,7 +170,7 @@ def _applied(program: ScriptTarget, folder: str | None) -> int:
 
 
 def _of_rank_too(diagnose: Callable[[], _Told], typed: list[str], *, alone: bool) -> _Told:
-    """What is told; where there is nothing to diagnose, one rank of several must not end before the others."""
+    """The result; where there is nothing to diagnose, one rank of several must not end before the others."""
     from graphprobe.findings import ScriptDocument
 
     try:

@@ -75,7 +75,7 @@ def passing(function: Callable[..., Any], called: str = "{}(gm)") -> WrittenBack
 
 
 def _backend(name: str, text: str, root: str = "", value: Any = None) -> WrittenBackend:
-    """The backend of a text with a place for an expression that gives `value`, if it has one."""
+    """The backend of a text with a place for an expression of `value`, if it has one."""
     if not root:
         return WrittenBackend(text, name, {}, OwnBackend(name, f"import torch\n\n\n{text}", name))
     told: OwnBackend | None = None

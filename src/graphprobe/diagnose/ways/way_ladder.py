@@ -78,7 +78,7 @@ class WayLadder(Ladder):
             before = report
 
     def _bits(self, before: RungReport, after: RungReport) -> str:
-        """Whether a graph that is right gives the bits of the one before it."""
+        """Whether a graph that is right returns the bits of the one before it."""
         assert self.reference is not None
         earlier = replace(self.reference, eager=[self._read(before.calls)])
         same = self._judge(partial(identical, earlier, self._read(after.calls)), bool)

@@ -1,1 +1,1 @@
-"""Finds changes of the program with which it is right, until a fault is mended: each is tried before it is told."""
+"""Finds changes of the program with which it is right, until a fault is fixed: each is tried before it is named."""

@@ -87,7 +87,7 @@ class InForce:
 
 
 def _arguments(code: str) -> dict[str, Any]:
-    """The arguments that a workaround gives to `torch.compile`; none where it is another one."""
+    """The arguments that a workaround passes to `torch.compile`; none where it is another one."""
     if not code.startswith("torch.compile(…, "):
         return {}
     call: Any = ast.parse(code.replace("…, ", "", 1), mode="eval").body

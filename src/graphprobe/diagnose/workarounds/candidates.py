@@ -190,7 +190,7 @@ def candidates(
 def together(each: Sequence[Iterator[Change]], most: int) -> Iterator[Change]:
     """Changes for several findings: the first that may help against each, then the first two of each, and so on.
 
-    For one finding these are its changes as they are. What changes the whole program stands alone.
+    For one finding these are its changes as they are. What changes the whole program is tried alone.
     """
     if len(each) == 1:
         yield from islice(each[0], most)

@@ -170,7 +170,7 @@ def _moved(text: str, own: Collection[str], *, truth: bool) -> tuple[str, list[s
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes as they are evaluated: what is assigned stands before where it is assigned to."""
+    """Nodes as they are evaluated: what is assigned comes before where it is assigned to."""
     yield node
     children = list(ast.iter_child_nodes(node))
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For, ast.comprehension)):
