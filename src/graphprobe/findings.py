@@ -181,6 +181,25 @@ class Workaround(msgspec.Struct, kw_only=True, frozen=True):
         return ", ".join(costs)
 
 
+class Known(msgspec.Struct, kw_only=True, frozen=True):
+    """A fault of torch's tracker that a finding looks like.
+
+    Attributes:
+        issue: such as `pytorch#198364`; None of a fault that has no issue.
+        there, gone: versions of torch with which the proof of the known fault fails, and with which it does not.
+    """
+
+    issue: str | None = None
+    there: list[str]
+    gone: list[str]
+
+    @property
+    def in_words(self) -> str:
+        """`looks like pytorch#198364: there with torch 2.12, 2.13, not with 2.15`."""
+        gone = f", not with {', '.join(self.gone)}" if self.gone else ""
+        return f"looks like {self.issue or 'a fault that is known, and has no issue'}: there with torch {', '.join(self.there)}{gone}"
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One fault.
 
@@ -212,6 +231,7 @@ class Finding(msgspec.Struct, kw_only=True):
             strides, crashes.
         workarounds: what to change until it is mended: all of them together, and this is right for all findings.
         tried: changes that were tried and do not help, or cost too much, where no workaround was found.
+        known: the fault of torch's tracker that it looks like; None where it looks like none that is known.
     """
 
     kind: Kind
@@ -238,6 +258,7 @@ class Finding(msgspec.Struct, kw_only=True):
     worst: Worst | None = None
     workarounds: list[Workaround] = []
     tried: list[str] = []
+    known: Known | None = None
 
     @property
     def line(self) -> str | None:

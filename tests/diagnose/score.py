@@ -25,6 +25,8 @@ FOLDERS = cases.FOLDERS
 
 
 def located(name: str) -> Path:
+    if name.endswith(".py"):
+        return Path(name)
     found = next((cases.path(folder, name) for folder in FOLDERS if name in cases.names(folder)), None)
     if found is None:
         raise SystemExit(f"there is no case {name!r} in {', '.join(FOLDERS)}")
@@ -35,7 +37,8 @@ def child(name: str, out: str) -> None:
     import graphprobe
 
     case = cases.load(located(name))
-    fn, args, kwargs = case.make()
+    fn, args, *rest = case.make()
+    kwargs: dict[str, Any] = rest[0] if rest else {}
     extra: dict[str, Any] = {}
     if hasattr(case, "extra_calls"):
         extra["calls"] = [(args, kwargs), *case.extra_calls()]

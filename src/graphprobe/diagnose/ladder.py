@@ -20,6 +20,7 @@ from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.fresh.processes import FreshProcesses
 from graphprobe.diagnose.fresh.step_runner import StepRunner
+from graphprobe.diagnose.known_faults import known
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
@@ -124,6 +125,7 @@ class Ladder:
                     self._work_around(self)
             self.result.rungs = self.told_rungs()
             for finding in self.result.findings:
+                finding.known = known(finding)
                 complete_dossier(finding, self.result.rungs, self.compilation.told_backend)
 
     def plain(self) -> Callable[[], RungReport]:

@@ -174,6 +174,8 @@ def facts_of(finding: Finding, place: Callable[[str], SourcePlace], folder: str 
         rows.append(("report it" if finding.backend is None else "report", Code(str(Path(folder) / "REPORT.md"))))
     elif folder is not None:
         rows.append(("kept in", Code(folder)))
+    if finding.known is not None:
+        rows.append(("known", f"{finding.known.in_words}."))
     rows += workaround_facts(finding, place)
     for measured in details(finding):
         figures = Z.search(measured) is not None

@@ -24,6 +24,7 @@ from graphprobe.diagnose.dossier.report import (
     report_text,
     title_of,
     with_backends,
+    with_known,
     with_workarounds,
 )
 from graphprobe.diagnose.dossier.short import Short
@@ -164,7 +165,7 @@ def complete_dossier(finding: Finding, rungs: Sequence[Rung], backend: str) -> N
     if report is not None and report.exists() and rungs:
         exact = finding.kind == "not_bitwise"  # all rungs are right then
         text = with_backends(report.read_text("utf-8"), {} if exact else backends_of(rungs, backend=backend))
-        text = with_workarounds(text, finding.workarounds)
+        text = with_known(with_workarounds(text, finding.workarounds), finding.known)
         if finding.proof is None:
             text = text.replace(CODES, f"shows no fault if it is run alone. {NOT_ALONE}")
         replace_file(report, text.encode())

@@ -1,0 +1,190 @@
+"""Faults that are known: those of torch's tracker that a finding looks like, from the catalogue of the package.
+
+`scripts/known_faults.py` makes `known_faults.json` from the repository's cases, and runs each proof with each torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_flatten_with_path
+
+from graphprobe.diagnose.reduction.load_case import load_case
+from graphprobe.engine.interpret import plain_value
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.subgraph import CALLS
+from graphprobe.errors import GraphprobeError
+from graphprobe.findings import Finding, Known
+from graphprobe.judge.verdict import base_of
+
+log = logging.getLogger(__name__)
+
+CATALOGUE = "known_faults.json"
+
+FEW = 4
+"""Calls of a reduced graph that count as needed for its fault."""
+
+OF_ONE = ("decomposition", "lowering", "codegen")
+"""Stages whose faults are of one operation; elsewhere several make them together."""
+
+ORDINARY = "expected finite, actual finite"
+"""What says nothing of a cause."""
+
+NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\S*[/\\]\S*|\b0x[0-9a-f]+\b|-?\b\d[\d.e+-]*\b")
+"""In the text of an exception, what is of one program."""
+
+
+class KnownFault(msgspec.Struct, kw_only=True, frozen=True):
+    """A row of the catalogue.
+
+    Attributes:
+        issue: `pytorch#N`, of torch's tracker; None where it has none.
+        case: name of the program that shows it.
+        kind, stage, op, pass_: as of its finding; `op` without its overload.
+        condition: what is particular about the call that goes wrong, see `condition_of`.
+        versions: of torch: whether its proof fails there. One that cannot tell is left out.
+        workaround: the code with which the case was right; None where none was found.
+    """
+
+    issue: str | None = None
+    case: str
+    kind: str
+    stage: str
+    op: str | None = None
+    pass_: str | None = msgspec.field(default=None, name="pass")
+    condition: tuple[str, ...] = ()
+    versions: dict[str, bool] = {}
+    workaround: str | None = None
+
+    @property
+    def is_particular(self) -> bool:
+        """Whether its condition tells it from other faults of the same operation."""
+        return any(one != ORDINARY for one in self.condition)
+
+    def resembles(self, finding: Finding) -> bool:
+        """Whether a finding is of torch's own compiler, and of the same kind, stage, pass and operation."""
+        same = (finding.kind, finding.stage, finding.pass_) == (self.kind, self.stage, self.pass_)
+        return same and stem_of(finding) == self.op and finding.backend is None
+
+
+def stem_of(finding: Finding) -> str | None:
+    """`copysign` of `aten.copysign.Tensor`."""
+    return base_of(finding.op) if finding.op else None
+
+
+@functools.cache
+def catalogue() -> list[KnownFault]:
+    """The faults that are known, by the number of their issue."""
+    text = resources.files(__package__).joinpath(CATALOGUE).read_bytes()
+    return msgspec.json.decode(text, type=list[KnownFault])
+
+
+def known(finding: Finding) -> Known | None:
+    """The known fault that a proven finding looks like; None where it looks like none, or like several."""
+    rows = [one for one in catalogue() if one.resembles(finding)] if finding.proof is not None else []
+    condition = condition_of(finding) if rows else ()
+    alike = [one for one in rows if one.condition == condition]
+    if len({one.issue or one.case for one in alike}) != 1:
+        return None
+    there = [version for version, fails in alike[0].versions.items() if fails]
+    gone = [version for version, fails in alike[0].versions.items() if not fails]
+    return Known(issue=alike[0].issue, there=there, gone=gone)
+
+
+def condition_of(finding: Finding) -> tuple[str, ...]:
+    """What is particular about the call that goes wrong, sorted: one fact each.
+
+    Of an operation: arguments that are not contiguous float32 tensors of some elements, and options; for faults of
+    passes the operations around it, too. Of an exception its text, without what is of one program. Of a wrong value
+    which kind of number is expected, and which comes.
+    """
+    facts = {*_of_worst(finding), *_of_text(finding)}
+    if finding.proof == "piece" and finding.dossier is not None:
+        try:
+            facts |= set(_of_calls(finding, Path(finding.dossier)))
+        except (GraphprobeError, RuntimeError, OSError) as error:
+            log.info("no condition of %s: %s", finding.dossier, error)
+    return tuple(sorted(facts))
+
+
+def _of_worst(finding: Finding) -> Iterator[str]:
+    if finding.worst is not None:
+        yield f"expected {_sort_of(finding.worst.expected)}, actual {_sort_of(finding.worst.actual)}"
+
+
+def _sort_of(value: bool | int | float | str) -> str:
+    if isinstance(value, str):
+        return value.lstrip("-") if value.lstrip("-") in ("nan", "inf") else "finite"
+    return "finite" if math.isfinite(value) else "nan" if value != value else "inf"
+
+
+def _of_text(finding: Finding) -> Iterator[str]:
+    if finding.relation:
+        yield NAMED.sub("…", finding.relation)
+    elif "exception" in finding.kind or finding.kind.startswith("crash"):
+        yield NAMED.sub("…", finding.reason.split("\n")[0].split(". ")[0])[:120]
+
+
+def _of_calls(finding: Finding, folder: Path) -> Iterator[str]:
+    case = load_case(folder)
+    calls = [n for n in case.graph.graph.nodes if n.op in CALLS]
+    accused = [n for n in calls if base_of(op_of(n)) == stem_of(finding)]
+    if len(calls) <= FEW and (not accused or finding.stage not in OF_ONE):
+        yield from (f"calls {base_of(op_of(n))}" for n in calls)
+    if case.dynamic:
+        yield "dynamic sizes"
+    if accused:
+        given = _Given(case.graph, accused[0])
+        with contextlib.suppress(Exception):  # what follows is not looked at, and the call itself may raise
+            given.run(*[plain_value(v) for v in case.calls[-1].restore()])
+        yield from given.facts
+
+
+def _name_of(path: tuple[Any, ...]) -> str:
+    """`argument 1`, `dtype=`; of a list its place in it does not count."""
+    part = path[1]
+    return f"argument {part.idx}" if hasattr(part, "idx") else f"{part.key}="
+
+
+def _of_argument(value: Any) -> Iterator[str]:
+    if isinstance(value, torch.Tensor):
+        yield from () if value.dtype is torch.float32 else (f"of {value.dtype}",)
+        yield from () if value.device.type == "cpu" else (f"on {value.device.type}",)
+        if value.layout is torch.strided and not value.is_contiguous():
+            yield "overlapping" if 0 in value.stride() else "not contiguous"
+        yield from ("empty",) * (value.numel() == 0) + ("of no dimension",) * (value.ndim == 0)
+        if value.is_floating_point() and value.numel() and not value.is_quantized and not value.isfinite().all():
+            yield "not finite"
+    elif isinstance(value, bool | str | torch.dtype | torch.memory_format | torch.layout):
+        yield str(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield "not finite"
+    elif isinstance(value, int | float) and value < 0:
+        yield "negative"
+
+
+class _Given(Interpreter):
+    """Runs a graph, and notes what is particular about what one of its calls is given."""
+
+    def __init__(self, graph: GraphModule, node: Node) -> None:
+        super().__init__(graph)
+        self._accused, self.facts = node, list[str]()
+
+    def run_node(self, n: Node) -> Any:
+        if n is self._accused:
+            given = tree_flatten_with_path(self.fetch_args_kwargs_from_env(n))[0]
+            self.facts = [f"{_name_of(path)} {fact}" for path, value in given for fact in _of_argument(value)]
+            memory = [one.untyped_storage().data_ptr() for _, one in given if type(one) is torch.Tensor]
+            self.facts += ["arguments share memory"] * (len({*memory}) < len(memory))
+        return super().run_node(n)
