@@ -2,7 +2,8 @@
 
 python scripts/known_faults.py [CASE.py]… [--matrix .matrix] [--kept build/known]
 
-CASE.py: programs in the form of tests/diagnose/tracker, beside those. The comment of a case names `pytorch/pytorch#N`, if it has an issue.
+CASE.py: programs in the form of tests/diagnose/tracker, beside those. The comment of a case names
+`pytorch/pytorch#N`, if it has an issue.
 Diagnoses and the answers of each torch are kept in `--kept`, and not made again. `make test-matrix` installs the
 torches.
 """

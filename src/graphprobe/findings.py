@@ -196,8 +196,9 @@ class Known(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def in_words(self) -> str:
         """`looks like pytorch#198364: there with torch 2.12, 2.13, not with 2.15`."""
+        what = self.issue or "a fault that is known, and has no issue"
         gone = f", not with {', '.join(self.gone)}" if self.gone else ""
-        return f"looks like {self.issue or 'a fault that is known, and has no issue'}: there with torch {', '.join(self.there)}{gone}"
+        return f"looks like {what}: there with torch {', '.join(self.there)}{gone}"
 
 
 class Finding(msgspec.Struct, kw_only=True):
