@@ -18,6 +18,7 @@ from graphprobe.program_text.sources import (
     is_own,
     names_when_defined,
 )
+from graphprobe.program_text.text import program_text
 
 TEXT = '''from __future__ import annotations
 import os
@@ -46,6 +47,30 @@ class Outer(dict, metaclass=type):
         def method(self, y=os.sep):
             return self.limit
 '''
+
+
+OPERATOR = """
+import torch
+
+
+@torch.library.custom_op("graphprobe_text::halve", mutates_args=())
+def halve(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@halve.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("graphprobe_text::quarter", mutates_args=())
+def quarter(x: torch.Tensor) -> torch.Tensor:
+    return x / 4
+
+
+def program(x):
+    return torch.ops.graphprobe_text.halve(x) + 1
+"""
 
 
 @pytest.fixture
@@ -106,3 +131,17 @@ def test_whose_module_it_is(module: ModuleType, monkeypatch: pytest.MonkeyPatch)
     assert not any(map(is_own, ("torch.nn", "numpy", "os", "sys", "graphprobe.store", "pytest")))
     monkeypatch.setattr(module, "__file__", "/somewhere/lib/site-packages/beside.py", raising=False)
     assert not is_own("beside"), "a package of another environment"
+
+
+def test_an_operator_that_is_called_by_its_name_comes_with_what_registers_it(tmp_path: Path) -> None:
+    file = tmp_path / "with_operator.py"
+    file.write_text(OPERATOR, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("with_operator", file)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    text = program_text({"fn": made.program}, reserved={}).text
+    assert '@torch.library.custom_op("graphprobe_text::halve", mutates_args=())' in text
+    assert "@halve.register_fake" in text
+    assert "quarter" not in text

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from graphprobe.internals.dynamo.frame_failures import REGION, marked_function
+from graphprobe.internals.operators.registrations import kernels_named
 from graphprobe.program_text.encoding import Encoder
 from graphprobe.program_text.libraries import RebuildCall, import_of, made_class, named_tuple, vars_of
 from graphprobe.program_text.loading import code_objects, find_class, first_line
@@ -238,9 +239,12 @@ class TextProgram:
         return entry
 
     def _uses(self, code: CodeType, module: _Module) -> None:
-        self._names |= attribute_names(code)
+        names = attribute_names(code)
+        self._names |= names
         self._need(module, global_names(code))
         self._imports(code, module)
+        for kernel in kernels_named(names):  # called as `torch.ops.NAMESPACE.NAME`
+            self._need(self._module_of(kernel.__globals__), {kernel.__name__})
 
     def _imports(self, code: CodeType, module: _Module) -> None:
         for name in imported_modules(code, module.namespace):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,6 +109,12 @@ def kernel_of(op: Overload) -> Callable[..., Any] | None:
     """The function that `torch.library.custom_op` made the operator of; None of other operators."""
     defined = _defined(op)
     return None if defined is None else inspect.unwrap(defined._init_fn)
+
+
+def kernels_named(names: Set[str]) -> list[Callable[..., Any]]:
+    """The functions that `torch.library.custom_op` made operators of whose namespace and name are both among these."""
+    table = require("torch._library.custom_ops", "OPDEFS", purpose=PURPOSE)
+    return [inspect.unwrap(one._init_fn) for key, one in table.items() if names >= {*key.partition(".")[0].split("::")}]
 
 
 def _defined(op: Overload) -> Any:
