@@ -35,9 +35,6 @@ CATALOGUE = "known_faults.json"
 FEW = 4
 """Calls of a reduced graph that count as needed for its fault."""
 
-OF_ONE = ("decomposition", "lowering", "codegen")
-"""Stages whose faults are of one operation; elsewhere several make them together."""
-
 ORDINARY = "expected finite, actual finite"
 """What says nothing of a cause."""
 
@@ -105,8 +102,8 @@ def known(finding: Finding) -> Known | None:
 def condition_of(finding: Finding) -> tuple[str, ...]:
     """What is particular about the call that goes wrong, sorted: one fact each.
 
-    Of an operation: arguments that are not contiguous float32 tensors of some elements, and options; for faults of
-    passes the operations around it, too. Of an exception its text, without what is of one program. Of a wrong value
+    Of an operation: arguments that are not contiguous float32 tensors of some elements, and options; the operations
+    around it, without which it is right. Of an exception its text, without what is of one program. Of a wrong value
     which kind of number is expected, and which comes.
     """
     facts = {*_of_worst(finding), *_of_text(finding)}
@@ -140,7 +137,7 @@ def _of_calls(finding: Finding, folder: Path) -> Iterator[str]:
     case = load_case(folder)
     calls = [n for n in case.graph.graph.nodes if n.op in CALLS]
     accused = [n for n in calls if base_of(op_of(n)) == stem_of(finding)]
-    if len(calls) <= FEW and (not accused or finding.stage not in OF_ONE):
+    if 1 < len(calls) <= FEW or not accused:
         yield from (f"calls {base_of(op_of(n))}" for n in calls)
     if case.dynamic:
         yield "dynamic sizes"
