@@ -35,9 +35,6 @@ CATALOGUE = "known_faults.json"
 FEW = 4
 """Calls of a reduced graph that count as needed for its fault."""
 
-ORDINARY = "expected finite, actual finite"
-"""What says nothing of a cause."""
-
 NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\S*[/\\]\S*|\b0x[0-9a-f]+\b|-?\b\d[\d.e+-]*\b")
 """In the text of an exception, what is of one program."""
 
@@ -49,7 +46,7 @@ class KnownFault(msgspec.Struct, kw_only=True, frozen=True):
         issue: `pytorch#N`, of torch's tracker; None where it has none.
         case: name of the program that shows it.
         kind, stage, op, pass_: as of its finding; `op` without its overload.
-        condition: what is particular about the call that goes wrong, see `condition_of`.
+        condition: what is particular about the call that goes wrong, see `condition_of`; never empty.
         versions: of torch: whether its proof fails there. One that cannot tell is left out.
         workaround: the code with which the case was right; None where none was found.
     """
@@ -63,11 +60,6 @@ class KnownFault(msgspec.Struct, kw_only=True, frozen=True):
     condition: tuple[str, ...] = ()
     versions: dict[str, bool] = {}
     workaround: str | None = None
-
-    @property
-    def is_particular(self) -> bool:
-        """Whether its condition tells it from other faults of the same operation."""
-        return any(one != ORDINARY for one in self.condition)
 
     def resembles(self, finding: Finding) -> bool:
         """Whether a finding is of torch's own compiler, and of the same kind, stage, pass and operation."""
@@ -103,8 +95,8 @@ def condition_of(finding: Finding) -> tuple[str, ...]:
     """What is particular about the call that goes wrong, sorted: one fact each.
 
     Of an operation: arguments that are not contiguous float32 tensors of some elements, and options; the operations
-    around it, without which it is right. Of an exception its text, without what is of one program. Of a wrong value
-    which kind of number is expected, and which comes.
+    around it, without which it is right. Of an exception its text, without what is of one program. Of infinities and
+    NaN which of them is expected, and which comes.
     """
     facts = {*_of_worst(finding), *_of_text(finding)}
     if finding.proof == "piece" and finding.dossier is not None:
@@ -116,8 +108,9 @@ def condition_of(finding: Finding) -> tuple[str, ...]:
 
 
 def _of_worst(finding: Finding) -> Iterator[str]:
-    if finding.worst is not None:
-        yield f"expected {_sort_of(finding.worst.expected)}, actual {_sort_of(finding.worst.actual)}"
+    sorts = [_sort_of(value) for value in (finding.worst.expected, finding.worst.actual)] if finding.worst else []
+    if {*sorts} - {"finite"}:
+        yield "expected {}, actual {}".format(*sorts)
 
 
 def _sort_of(value: bool | int | float | str) -> str:
@@ -167,8 +160,6 @@ def _of_argument(value: Any) -> Iterator[str]:
         yield str(value)
     elif isinstance(value, float) and not math.isfinite(value):
         yield "not finite"
-    elif isinstance(value, int | float) and value < 0:
-        yield "negative"
 
 
 class _Given(Interpreter):
