@@ -14,7 +14,7 @@ def make():
 
 
 EXPECT = {
-    "kind": "extra_exception",
+    "kind": "extra_exception crash_compile",
     "stage": "decomposition",
     "ops": "torch.nn.functional.nll_loss aten.nll_loss_forward",
     "lines": 40,
