@@ -25,7 +25,7 @@ UNCOMPILED = {
     "unknown": "whether the uncompiled program does it, too, is not known",
 }
 
-KINDS = {"nan": "NOT FINITE", "spike": "SPIKE", "exception": "EXCEPTION", "signal": "SIGNAL"}
+KINDS = {"nan": "NOT FINITE", "spike": "SPIKE", "shadow": "WRONG VALUES", "exception": "EXCEPTION", "signal": "SIGNAL"}
 
 
 def facts_of_answer(answer: WatchAnswer, base: Path | None = None) -> list[tuple[str, Content]]:
@@ -67,6 +67,10 @@ def _figure(value: float | str | None) -> str:
     return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
+def _name_of(answer: WatchAnswer) -> str:
+    return f"{KINDS[answer.kind]} in step {answer.step}" + ("" if answer.rank is None else f" of rank {answer.rank}")
+
+
 def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, file: IO[str] | None = None) -> None:
     """Print what a trigger has led to.
 
@@ -78,7 +82,7 @@ def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, fil
     """
     console = console_for(file)
     paper = Paper(console, width=WIDTH, label=LABEL)
-    paper.prose(f"{KINDS[answer.kind]} in step {answer.step}: {answer.what}.", style="bold red")
+    paper.prose(f"{_name_of(answer)}: {answer.what}.", style="bold red")
     paper.show(Facts(facts_of_answer(answer, base)), indent=3)
     if answer.ring:
         paper.gap()
@@ -88,8 +92,7 @@ def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, fil
     first = answer.operation
     where = f"{first.op} at {near(first.source, base)}" if first is not None and first.source else ""
     facts = [("first", where), ("compiler", UNCOMPILED[answer.uncompiled] if answer.kind != "signal" else "")]
-    name = f"{KINDS[answer.kind]} in step {answer.step}"
-    print_closing(name, facts, follow=["graphprobe", "watch", near(run, base)], style="bold red", file=file)
+    print_closing(_name_of(answer), facts, follow=["graphprobe", "watch", near(run, base)], style="bold red", file=file)
 
 
 def print_watched(run: Run, *, base: Path | None = None, file: IO[str] | None = None) -> None:
@@ -120,7 +123,7 @@ def watched_section(run: Run) -> tuple[DocumentVerdict, Section] | None:
         stack = crash_of(run)
         facts = Facts([("stack", [*map(Code, stack)])] if stack else [])
     else:
-        verdict = DocumentVerdict("bad", KINDS[answer.kind], f"In step {answer.step}: {answer.what}.")
+        verdict = DocumentVerdict("bad", KINDS[answer.kind], f"{_name_of(answer)}: {answer.what}.")
         facts = Facts(facts_of_answer(answer))
     summary = "the step that went wrong" if answer is not None else "no step went wrong"
     return verdict, Section("watch", "The last steps", body=[facts, grid], summary=summary)

@@ -19,7 +19,7 @@ ANSWER_SCHEMA = 1
 Figure = float | str
 """A number; NaN and the infinities are text, `nan`, `inf` and `-inf`, for JSON has none."""
 
-TriggerKind = Literal["nan", "spike", "exception", "signal"]
+TriggerKind = Literal["nan", "spike", "shadow", "exception", "signal"]
 
 
 class StepObservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -76,6 +76,7 @@ class WatchAnswer(msgspec.Struct, kw_only=True):
     Attributes:
         kind: the trigger.
         step: the step in which it came; 0 before the first.
+        rank: of the process among those of its program; None of a program without ranks.
         what: what was seen, in one sentence.
         call: the call of the step that was made again and shows it, with its function; empty where none does.
         operation: the first operation; None where it was not found.
@@ -99,6 +100,7 @@ class WatchAnswer(msgspec.Struct, kw_only=True):
     dossier: str | None = None
     inputs: str | None = None
     notes: list[str] = []
+    rank: Int64 | None = None
     ring: list[StepObservation] = []
     schema: int = ANSWER_SCHEMA
 
