@@ -14,7 +14,7 @@ from torch import nn
 
 import graphprobe
 from graphprobe.errors import UsageError
-from watch.test_watch import GPT, LSTM, MLP, line_of, same, watched
+from watch.test_watch import GPT, LSTM, MLP, same, watched
 from watch.trainings import SmallGPT, Training, numbers_of, tokens_of, wrong_after
 
 pytestmark = pytest.mark.slow
@@ -47,16 +47,15 @@ class ScaledBackward(torch.autograd.Function):
         return gradients[0] * 1.05
 
 
-@pytest.mark.parametrize(
-    "wrong", [lambda loss: loss * 1.01, ScaledBackward.apply], ids=["a value", "a gradient alone"]
-)
+@pytest.mark.parametrize("wrong", [lambda loss: loss * 1.01, ScaledBackward.apply], ids=["a value", "a gradient alone"])
 def test_what_goes_wrong_without_a_nan_is_found_within_k_calls(wrong: Any, tmp_path: Path) -> None:
     training = replace(MLP, backend=late(6, wrong))
     answer, _ = watched(training, 12, tmp_path, shadow=4)
     assert (answer.kind, answer.step, answer.uncompiled) == ("shadow", 8, "no")
     assert answer.call.endswith("call 8")
-    assert ("gradients" in answer.what) == (wrong is ScaledBackward.apply)
-    assert answer.operation.source.endswith(line_of("class Perceptron").replace("36", "37")) or answer.operation.source
+    named = "the gradient of fc1.weight" if wrong == ScaledBackward.apply else "outputs[0]"
+    assert f"call 8 is not as uncompiled, {named}" in answer.what
+    assert "trainings.py:" in answer.operation.source
     assert Path(answer.inputs).is_file()
 
 
@@ -170,7 +169,8 @@ def test_arguments_that_are_changed_are_compared_too(tmp_path: Path) -> None:
     assert answer is None
     assert torch.equal(cache, torch.full((8,), 45.0))
     answer, _ = run(0.5)
-    assert answer.kind == "shadow" and "inputs" in answer.what
+    assert answer.kind == "shadow"
+    assert "after the call" in answer.what
 
 
 def test_what_is_no_number_of_calls_is_refused() -> None:

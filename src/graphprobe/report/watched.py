@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,8 +17,8 @@ from graphprobe.store.watch_file import StepObservation, WatchAnswer, read_answe
 
 WIDTH, LABEL = 100, 14
 
-SHOWN, SHOWN_ON_PAGE = 5, 50
-"""Observations that are shown on a terminal and on a page, the last ones."""
+SHOWN, SHOWN_ON_PAGE, MOST_DRAWN = 5, 50, 1000
+"""Observations that are shown on a terminal and on a page, and those that are drawn: the last ones."""
 
 UNCOMPILED = {
     "yes": "the uncompiled program does it, too: the compiler is not to blame",
@@ -111,12 +112,14 @@ def print_watched(run: Run, *, base: Path | None = None, file: IO[str] | None = 
         paper.prose(line)
 
 
-def watched_section(run: Run) -> tuple[DocumentVerdict, Section] | None:
-    """Verdict and section of a watched run on its page; None of a run that was not watched."""
+def watched_section(run: Run) -> tuple[DocumentVerdict, Section, list[StepObservation]] | None:
+    """Verdict and section of a watched run on its page, and what is drawn; None of a run that was not watched."""
     if not (run.tool_dir / layout.WATCH).is_file():
         return None
     answer, seen = read_answer(run), read_observations(run)
+    last = math.inf if answer is None else answer.step
     grid = observations_grid(seen if answer is None else answer.ring, most=SHOWN_ON_PAGE)
+    drawn = [one for one in seen if one.call is None and one.step <= last][-MOST_DRAWN:]
     if answer is None:
         sentence = ended_in_words(run, seen)
         verdict = DocumentVerdict("good" if run.state == "finished" else "warn", "WATCHED", sentence)
@@ -126,7 +129,7 @@ def watched_section(run: Run) -> tuple[DocumentVerdict, Section] | None:
         verdict = DocumentVerdict("bad", KINDS[answer.kind], f"{_name_of(answer)}: {answer.what}.")
         facts = Facts(facts_of_answer(answer))
     summary = "the step that went wrong" if answer is not None else "no step went wrong"
-    return verdict, Section("watch", "The last steps", body=[facts, grid], summary=summary)
+    return verdict, Section("watch", "The last steps", body=[facts, grid], summary=summary), drawn
 
 
 def ended_in_words(run: Run, observations: list[StepObservation]) -> str:

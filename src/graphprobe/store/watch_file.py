@@ -26,7 +26,7 @@ class StepObservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """One line: what was seen of a step just before the optimizer changed a parameter, or of a call in inference.
 
     Attributes:
-        step: number of the step, from 1: how often an optimizer's `step` began.
+        step: number of the step, from 1: how often an optimizer's `step` began, or `graphprobe.step` was called.
         time_ns: wall clock, nanoseconds since the epoch.
         loss: the scalar that the last `.backward()` of the step was called on; None where there was none.
         norm: of all gradients together; None where there are none.

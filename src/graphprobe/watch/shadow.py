@@ -6,6 +6,7 @@ were before it. Two values that are further apart than roundings mostly are, are
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from graphprobe.diagnose.script import ScriptOptions
 from graphprobe.diagnose.script_calls import copied_call
 from graphprobe.engine.forked_child import isolated
 from graphprobe.internals import after_fork
+from graphprobe.internals.operators.operators import OpMode, Overload
 from graphprobe.judge.effects import plain_values
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import Observation, ObservationRecord, read
@@ -39,25 +41,27 @@ FINER = 16.0
 """By how much less values may be apart unjudged where they are narrow: 256 roundings are more than all digits there."""
 
 NO_FORK = "no call is made uncompiled as well: CUDA or another device is in use, or threads of autograd run"
-RANKS = "no call is made uncompiled as well: the program has several ranks"
 DRAWS = "{name} draws random numbers otherwise than uncompiled: its calls were not compared"
+TALKS = "{name} talks to other ranks: its calls were not compared"
 CHANGES = "{name}, call {number}, changed what was not copied, such as parameters, and was not compared"
 FAILED = "{name}, call {number}, could not be made uncompiled as well: {why}"
 ENOUGH = "calls of {name} were judged {judged} times, and are not compared any more: each time rounding explained it"
 
 
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
+"""Namespaces of operators that talk to other ranks, which do not answer a child process."""
+
+
 def why_not() -> str:
     """Why no call of this program can be made uncompiled as well, in words; empty if calls can."""
-    if after_fork.ranks() > 1:
-        return RANKS
     return "" if after_fork.can_fork() else NO_FORK
 
 
 class Seen(msgspec.Struct):
-    """What a child saw: by how many roundings values are apart, by their places; whether the two draw otherwise."""
+    """What a child saw: by how many roundings values are apart, by their places; `why` they are not to be compared."""
 
     apart: dict[str, float] = {}
-    draws: bool = False
+    why: str = ""
 
 
 class Shadow:
@@ -85,8 +89,8 @@ class Shadow:
             self.note = function.not_kept or CHANGES.format(name=function.name, number=call.number)
             return None
         seen = self._in_child(partial(self._both, args, kwargs, result), Seen, budget)
-        if seen is None or seen.draws:
-            self.note = self.note or DRAWS.format(name=function.name)
+        if seen is None or seen.why:
+            self.note = self.note or seen.why.format(name=function.name)
             return None
         apart = {where: z for where, z in seen.apart.items() if z > function.tolerated.get(where, 0.0)}
         if not apart:
@@ -103,6 +107,16 @@ class Shadow:
             return found[0]
         function.tolerated |= {where: TOLERATED * z for where, z in apart.items() if z < float("inf")}
         return None
+
+    def named(self, wrong: Difference) -> str:
+        """What differs: `outputs[0]`, `the gradient of fc1.weight`."""
+        part, _, number = wrong.where.rstrip("]").partition("[")
+        given = len(tensors_of((self._call.args, self._call.kwargs)))
+        names = [*(f"tensor {i} of the arguments" for i in range(given)), *(n for n, _ in self._call.function.state())]
+        if part not in ("inputs", "gradients") or not number.isdecimal() or int(number) >= len(names):
+            return wrong.where or wrong.kind
+        name = names[int(number)].replace("_orig_mod.", "")
+        return f"the gradient of {name}" if part == "gradients" else f"{name} after the call"
 
     def _in_child(self, step: Any, kind: type[Any], budget: TimeBudget) -> Any:
         outcome = isolated(step, timeout_s=min(STEP_LIMIT_S, budget.left_s), wait=budget.check)
@@ -136,13 +150,21 @@ class Shadow:
         program = replace(self._program(args, kwargs), left=left)
         got = read(program.run(lambda fn: lambda *args, **kwargs: result)[0])
         torch.compiler.set_stance("force_eager")
-        with call.as_then():
+        talks: list[Overload] = []
+
+        def around(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            talks.extend([op] if op.namespace in COLLECTIVES else [])
+            return op(*args, **kwargs)
+
+        with call.as_then(), OpMode(around) if after_fork.ranks() > 1 else contextlib.nullcontext():
             random.setstate(self._drawn[0])
             np.random.set_state(self._drawn[1])
             again = replace(program, calls=[copied_call(self._fn, call.args, call.kwargs)])
             expected = read(again.run(lambda fn: fn)[0])
             if not torch.equal(state, torch.get_rng_state()):
-                return Seen(draws=True)
+                return Seen(why=DRAWS)
+        if talks:
+            return Seen(why=TALKS)
         given = len(tensors_of((args, kwargs)))
         pairs = [_with_gradients(one, given, got) for one in (expected, got)]
         values = [v for v in (*expected.outputs, *expected.inputs) if isinstance(v, torch.Tensor)]

@@ -33,7 +33,9 @@ MOST_OPERATIONS = 8
 MOST_COPIED_BYTES = 64 << 20
 """Of arguments, or of buffers, that calls change: more of them are not kept, as a cache of keys and values is not."""
 
-NOT_KEPT = "{what} that the calls of {name} change are more than 64 MiB: they are not copied, and are as the calls left them"
+NOT_KEPT = (
+    "{what} that the calls of {name} change are more than 64 MiB: they are not copied, and are as the calls left them"
+)
 
 DEVICES = ("cpu", "cuda")
 

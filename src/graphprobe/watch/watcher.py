@@ -125,7 +125,9 @@ class Watching:
         manifest = environment.manifest(settings)
         self._writer = RunWriter.create(root, manifest=manifest, rank=environment.rank(), max_bytes=settings.max_bytes)
         self._rank = manifest.rank if manifest.world_size > 1 else None
-        self._writer.event(where=Where(rank=manifest.rank), kind="log", name="watch", file=WrittenFile(layout.WATCH, None, None))
+        self._writer.event(
+            where=Where(rank=manifest.rank), kind="log", name="watch", file=WrittenFile(layout.WATCH, None, None)
+        )
         self._compiled.install()
         self._hook.install()
         _open.append(self)
@@ -327,7 +329,7 @@ class Watching:
             if shadow.note:
                 self._note_once(shadow.note)
             if wrong is not None:
-                what = f"{call.name} is not as uncompiled, {wrong.where or wrong.kind}: {wrong.text}"
+                what = f"{call.name} is not as uncompiled, {shadow.named(wrong)}: {wrong.text}"
                 self._look("shadow", self.step + call.grad, what, calls=[call])
 
     def _note_once(self, text: str) -> None:

@@ -97,9 +97,7 @@ def command(
     from graphprobe.watch.watcher import watch
 
     script.check(target)
-    watched = watch(
-        on=triggers, every=every, keep=keep, shadow=shadow, budget_s=budget, out_dir=out_dir, quiet=quiet
-    )
+    watched = watch(on=triggers, every=every, keep=keep, shadow=shadow, budget_s=budget, out_dir=out_dir, quiet=quiet)
     base = Path.cwd()
     try:
         watched.start()
