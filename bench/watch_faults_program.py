@@ -1,4 +1,4 @@
-"""A training with one fault, for bench/watch_faults.py: MODEL FAULT STEPS, compiled with Inductor, trained with AdamW."""
+"""A training with one fault, for bench/watch_faults.py: MODEL FAULT STEPS. Inductor compiles it, AdamW trains it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import nn
 import graphprobe
 from graphprobe.errors import UsageError
 from watch.test_watch import GPT, LSTM, MLP, same, watched
-from watch.trainings import SmallGPT, Training, numbers_of, tokens_of, wrong_after
+from watch.trainings import SmallGPT, Training, numbers_of, tokens_of
 
 pytestmark = pytest.mark.slow
 

@@ -96,7 +96,7 @@ class Shadow:
         if not apart:
             return None
         function.judged += 1
-        # Where other values of Python changed, too, the call cannot be repeated exactly: only what is seen again counts.
+        # Where values of Python changed, too, the call cannot be repeated exactly: only what is seen again counts.
         record = None
         if plain_values(self._fn) == self._plain:
             record = self._in_child(partial(self._compiled, args, kwargs, result), ObservationRecord, budget)

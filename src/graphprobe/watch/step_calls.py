@@ -65,7 +65,8 @@ class WatchedFunction:
     Attributes:
         compiled: how it was compiled; of a module that was not, how torch would compile it.
         called: what the program calls.
-        tolerated: by how many roundings values may be apart from the uncompiled ones; `judged`: how often that was asked.
+        tolerated: by how many roundings values may be apart from the uncompiled ones.
+        judged: how often that was asked.
         not_kept: what calls change and is too large to be copied, in words; empty where there is none.
     """
 

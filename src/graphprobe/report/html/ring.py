@@ -13,13 +13,17 @@ WIDTH, HEIGHT, LEFT, BELOW = 720, 90, 70, 20
 """Of each drawing, in pixels; left of it and below is room for figures."""
 
 _SVG = """{% for name, low, high, lines, lost, first, last in drawings %}
-<figure class="growth"><svg viewBox="0 0 {{ width }} {{ height + below }}" role="img" aria-labelledby="ring-{{ loop.index }}">
+<figure class="growth">
+<svg viewBox="0 0 {{ width }} {{ height + below }}" role="img" aria-labelledby="ring-{{ loop.index }}">
 <text x="{{ left - 8 }}" y="12" text-anchor="end" font-size="12" fill="var(--muted)">{{ high }}</text>
 <text x="{{ left - 8 }}" y="{{ height }}" text-anchor="end" font-size="12" fill="var(--muted)">{{ low }}</text>
 {% for points in lines %}<polyline fill="none" stroke="var(--info)" stroke-width="2" points="{{ points }}"/>
-{% endfor %}{% for x in lost %}<line x1="{{ x }}" x2="{{ x }}" y1="0" y2="{{ height }}" stroke="var(--bad)" stroke-width="3"/>
-{% endfor %}<text x="{{ left }}" y="{{ height + 16 }}" font-size="12" fill="var(--muted)">step {{ first }}</text>
-<text x="{{ width }}" y="{{ height + 16 }}" text-anchor="end" font-size="12" fill="var(--muted)">step {{ last }}</text></svg>
+{% endfor %}
+{% for x in lost %}<line x1="{{ x }}" x2="{{ x }}" y1="0" y2="{{ height }}" stroke="var(--bad)" stroke-width="3"/>
+{% endfor %}
+<text x="{{ left }}" y="{{ height + 16 }}" font-size="12" fill="var(--muted)">step {{ first }}</text>
+<text x="{{ width }}" y="{{ height + 16 }}" text-anchor="end" font-size="12" fill="var(--muted)">step {{ last }}</text>
+</svg>
 <figcaption id="ring-{{ loop.index }}" class="note">{{ name }}, steps {{ first }} to {{ last }}: from {{ low }} to
 {{ high }}{% if lost %}; not finite in {{ lost | length }}{% endif %}.</figcaption></figure>
 {% endfor %}"""
