@@ -271,6 +271,12 @@ def test_what_is_no_trigger_is_refused(given: str) -> None:
         graphprobe.watch(on=given)
 
 
+@pytest.mark.parametrize("given", [-1, 1.5, True, "2"])
+def test_what_is_no_number_of_calls_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="watch\\(shadow="):
+        graphprobe.watch(shadow=given)
+
+
 def test_a_watch_is_begun_once_and_leaves_no_hook(tmp_path: Path) -> None:
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
