@@ -1,14 +1,18 @@
 """`watch` on two ranks: each has observations of its own, a trigger names its rank, and both end as without."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conftest import Finished
-from distributed.test_ranks import ranks_said
 from graphprobe.store import Run
 from graphprobe.store.watch_file import read_answer, read_observations
+
+
+def ranks_said(done: Finished) -> list[str]:
+    return sorted(re.findall(r"RANK .*", done.out))
 
 
 @pytest.mark.slow
