@@ -7,26 +7,37 @@ thread. Two trainings that are the same take their steps by turns: one was compi
 while the watch looks away; the other is watched. A ratio is the median over the rounds of a watched step's time divided
 by that of the plain step of its round. `observed` is a step of which loss and gradients are seen; `each parameter` is
 one in which the norms and digests of all parameters are, too; `copy` is a step that begins with a fork of
-the program, which `--keep` asks for. `every 50` is what these come to with `--every 50`, without and with copies. `cpu`
-is the ratio of processor time, which is what to look at on a machine with other work.
+the program, which `--keep` asks for; `shadow` is one whose call is made uncompiled as well. `every 50` is what these come
+to with `--every 50`, without and with copies; `shadow 100` is one `shadow` step in a hundred. `cpu` is the ratio of
+processor time, that of child processes included, which is what to look at on a machine with other work.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from api_dump import Training, models, timed
+from api_dump import Training, models
 
 import graphprobe
 
-EVERY = 50
-AIMS = {"every 50": 1.01, "with copies": 1.03}
+EVERY, SHADOW = 50, 100
+AIMS = {"every 50": 1.01, "with copies": 1.03, "shadow 100": 1.03}
 KEEP = 2
+
+
+def timed(run: Callable[[], None]) -> tuple[float, float]:
+    """Wall and processor time in seconds, with that of the children that have ended."""
+    wall, before = time.perf_counter(), os.times()
+    run()
+    return time.perf_counter() - wall, sum(os.times()[:4]) - sum(before[:4])
 
 
 def compiled(layers: int) -> Training:
@@ -39,7 +50,7 @@ def compiled(layers: int) -> Training:
 
 def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
     plain = compiled(layers)
-    taken: dict[str, list[tuple[float, float, float, float]]] = {"observed": [], "each parameter": [], "copy": []}
+    taken: dict[str, list[tuple[float, float, float, float]]] = {"observed": [], "each parameter": [], "copy": [], "shadow": []}
     with tempfile.TemporaryDirectory() as folder, graphprobe.watch(out_dir=folder, quiet=True) as watch:
         watched = compiled(layers)
 
@@ -55,17 +66,20 @@ def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
                 usual = timed(plain.step)
                 watch.ended = False
                 watch._every = 1 if way == "each parameter" else rounds * 10_000
+                watch._shadow = int(way == "shadow")
                 seen.append((*timed(step_with_a_copy if way == "copy" else watched.step), *usual))
                 if number == 0:
                     seen.clear()
         assert watch.answer is None
+        assert not watch._writer.manifest.notes
     figures: dict[str, dict[str, float]] = {}
     for way, seen in taken.items():
         wall, cpu = (statistics.median(one[i] / one[i + 2] for one in seen) for i in (0, 1))
         figures[way] = {"wall": wall, "cpu": cpu, "step_ms": 1e3 * statistics.median(one[2] for one in seen)}
-    seldom = {"every 50": ["each parameter"], "with copies": ["each parameter", "copy"]}
+    seldom = {"every 50": ["each parameter"], "with copies": ["each parameter", "copy"], "shadow 100": ["shadow"]}
     for name, ways in seldom.items():
-        parts = [figures["observed"]] * (EVERY - len(ways)) + [figures[way] for way in ways]
+        parts = [figures["observed"]] * ((SHADOW if "shadow" in ways else EVERY) - len(ways))
+        parts += [figures[way] for way in ways]
         figures[name] = {key: statistics.mean(part[key] for part in parts) for key in ("wall", "cpu")}
     return figures
 

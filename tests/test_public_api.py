@@ -32,7 +32,7 @@ PACKAGE = ROOT / "src" / "graphprobe"
 
 FUNCTIONS = """
     assert_compiles_like_eager compare diagnose diagnose_passes disable dump enable explain export faulty get_backend
-    observe_pass open_dump open_run profile recompiles reduce report trace watch wrap
+    observe_pass open_dump open_run profile recompiles reduce report step trace watch wrap
 """.split()
 TYPES = """
     ApiDumper Call CallDump CallSlot CaseReduction Comparison CompileProfiler CompilerConfig Diagnosis Explanation

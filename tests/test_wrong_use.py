@@ -121,6 +121,7 @@ USES: dict[str, list[str]] = {
     "watch nowhere.py": ["no script at 'nowhere.py'"],
     "watch --on nan,spik=3 ok.py": ["watch(on='spik=3'): there is no such trigger", "did you mean 'spike=10'?"],
     "watch --on spike=1 ok.py": ["watch(on='spike=1'): a spike takes a number above 1", "ten times the median loss"],
+    "watch --shadow -1 ok.py": ["'--shadow'", "-1 is not in the range x>=0"],
     "watch --json ok.py": ["--json goes with a run that is read", "graphprobe watch RUN --json"],
     "recompiles nowhere.py": ["no script at 'nowhere.py'"],
     "recompiles run extra": ["run is a run, which takes no arguments; got 'extra'"],

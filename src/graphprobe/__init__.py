@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from graphprobe.store.dump_reader import GraphCalls
     from graphprobe.store.reader import Run
     from graphprobe.testing.assertion import CompiledDiffers, assert_compiles_like_eager
-    from graphprobe.watch.watcher import Watching, watch
+    from graphprobe.watch.watcher import Watching, step, watch
 
 __version__ = "0.2.0"
 
@@ -123,6 +123,7 @@ __all__ = [
     "reduce",
     "report",
     "scope",
+    "step",
     "trace",
     "watch",
     "wrap",

@@ -68,6 +68,7 @@ def test_a_nan_is_named_beside_the_program_which_goes_on(run_warm: Run, tmp_path
     call("report", tmp_path / "out", "-o", tmp_path / "page.html", code=0)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "NOT FINITE" in page and "torch.log" in page
+    assert page.count("<figure") == 2 and "Gradient norm, steps 1 to 4: from" in page and "not finite in 1" in page
 
 
 @pytest.mark.slow
@@ -88,7 +89,9 @@ def test_the_exit_code_is_that_of_the_program(what: str, code: int, run_python: 
     watched = run_python("-m", "graphprobe", "watch", "-o", "out", "train.py", what, cwd=tmp_path)
     assert watched.code == code
     assert "3 " in watched.out
-    answer = shown(tmp_path)[1]["answer"]
+    document = shown(tmp_path)[1]
+    answer, observations = document["answer"], document["observations"]
+    assert [seen["step"] for seen in observations] == [1, 2, 3]
     if what == "exit":
         assert answer is None
     else:
@@ -96,6 +99,16 @@ def test_the_exit_code_is_that_of_the_program(what: str, code: int, run_python: 
         assert answer["step"] == 4
     if what == "raise":
         assert "ValueError: no such file at train.py:18" in watched.err
+
+
+@pytest.mark.slow
+def test_a_killed_program_leaves_observations_that_can_be_read(run_python: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.replace('"SIGSEGV", ', '"SIGKILL", '), "utf-8")
+    watched = run_python("-m", "graphprobe", "watch", "-o", "out", "train.py", "SIGKILL", cwd=tmp_path)
+    assert watched.code == -9
+    text, document = shown(tmp_path)
+    assert text.startswith("KILLED after step")
+    assert document["state"] == "killed" and document["observations"]
 
 
 @pytest.mark.slow

@@ -271,6 +271,12 @@ def test_what_is_no_trigger_is_refused(given: str) -> None:
         graphprobe.watch(on=given)
 
 
+@pytest.mark.parametrize("given", [-1, 1.5, True, "2"])
+def test_what_is_no_number_of_calls_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="watch\\(shadow="):
+        graphprobe.watch(shadow=given)
+
+
 def test_a_watch_is_begun_once_and_leaves_no_hook(tmp_path: Path) -> None:
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -284,3 +290,42 @@ def test_a_watch_is_begun_once_and_leaves_no_hook(tmp_path: Path) -> None:
             watch.start()
     assert hooks() == before
     assert torch.autograd._engine_run_backward is backward
+
+
+def test_a_step_without_an_optimizer_is_ended_by_hand(tmp_path: Path) -> None:
+    graphprobe.step()  # without a watch nothing happens
+    weight = nn.Linear(3, 1)
+    with graphprobe.watch(out_dir=tmp_path, quiet=True, every=2) as watch:
+        compiled = torch.compile(lambda x: torch.log(weight(x).square()).mean(), backend="eager")
+        for step in range(1, 6):
+            compiled(torch.ones(2, 3) if step != 4 else torch.full((2, 3), float("inf"))).backward()
+            graphprobe.step()
+            for parameter in weight.parameters():
+                parameter.data.sub_(0.01 * parameter.grad.nan_to_num(0, 0, 0))
+                parameter.grad = None
+    answer = watch.answer
+    assert watch.step == 5 and answer is not None
+    assert (answer.step, answer.uncompiled) == (4, "yes")
+    assert answer.what.startswith("the loss is ") and "the gradient of" in answer.what
+    assert [len(seen.gradients) for seen in answer.ring] == [2, 2, 0, 2]
+    graphprobe.step()
+    assert watch.step == 5
+
+
+def test_what_is_too_large_to_be_copied_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphprobe.watch.step_calls.MOST_COPIED_BYTES", 16)
+
+    def fill(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.add_(x)
+        return torch.log(cache).sum()
+
+    def run(size: int) -> Any:
+        with torch.no_grad(), graphprobe.watch(out_dir=tmp_path, quiet=True) as watch:
+            compiled, cache = torch.compile(fill, backend="eager"), torch.zeros(size)
+            for value in (1.0, 1.0, -5.0):
+                compiled(cache, torch.full((size,), value))
+        assert watch.answer is not None
+        return watch.answer.notes
+
+    assert any("more than 64 MiB" in note and "fill" in note for note in run(8))
+    assert not any("64 MiB" in note for note in run(2))

@@ -145,14 +145,14 @@ class ScriptOptions:
         return climbed_way(held, compilation, Limits(self.budget, self.deep, self.first, self.exact), on_step=on_step)
 
     def wrong_in_place(
-        self, compiled: Compiled, call: tuple[Any, Mapping[str, Any]], out: Path | None
+        self, compiled: Compiled, call: tuple[Any, Mapping[str, Any]], out: Path | None, seen: Any = None
     ) -> list[Difference]:
-        """What is certainly wrong with a call of what the script has compiled, as it stands."""
+        """What is certainly wrong with a call of what the script has compiled; `seen`: see `judged_in_place`."""
         from graphprobe.diagnose.ladder import Ladder
         from graphprobe.diagnose.searches.in_place import judged_in_place
 
         program, compilation, limits = self._prepared(compiled.fn, overrides_of(compiled), [call], out)
-        return judged_in_place(Ladder(program, compilation, limits), compiled.called or compiled.fn)
+        return judged_in_place(Ladder(program, compilation, limits), compiled.called or compiled.fn, seen)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,8 +17,8 @@ from graphprobe.store.watch_file import StepObservation, WatchAnswer, read_answe
 
 WIDTH, LABEL = 100, 14
 
-SHOWN, SHOWN_ON_PAGE = 5, 50
-"""Observations that are shown on a terminal and on a page, the last ones."""
+SHOWN, SHOWN_ON_PAGE, MOST_DRAWN = 5, 50, 1000
+"""Observations that are shown on a terminal and on a page, and those that are drawn: the last ones."""
 
 UNCOMPILED = {
     "yes": "the uncompiled program does it, too: the compiler is not to blame",
@@ -25,7 +26,7 @@ UNCOMPILED = {
     "unknown": "whether the uncompiled program does it, too, is not known",
 }
 
-KINDS = {"nan": "NOT FINITE", "spike": "SPIKE", "exception": "EXCEPTION", "signal": "SIGNAL"}
+KINDS = {"nan": "NOT FINITE", "spike": "SPIKE", "shadow": "WRONG VALUES", "exception": "EXCEPTION", "signal": "SIGNAL"}
 
 
 def facts_of_answer(answer: WatchAnswer, base: Path | None = None) -> list[tuple[str, Content]]:
@@ -67,6 +68,10 @@ def _figure(value: float | str | None) -> str:
     return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
+def _name_of(answer: WatchAnswer) -> str:
+    return f"{KINDS[answer.kind]} in step {answer.step}" + ("" if answer.rank is None else f" of rank {answer.rank}")
+
+
 def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, file: IO[str] | None = None) -> None:
     """Print what a trigger has led to.
 
@@ -78,7 +83,7 @@ def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, fil
     """
     console = console_for(file)
     paper = Paper(console, width=WIDTH, label=LABEL)
-    paper.prose(f"{KINDS[answer.kind]} in step {answer.step}: {answer.what}.", style="bold red")
+    paper.prose(f"{_name_of(answer)}: {answer.what}.", style="bold red")
     paper.show(Facts(facts_of_answer(answer, base)), indent=3)
     if answer.ring:
         paper.gap()
@@ -88,8 +93,7 @@ def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, fil
     first = answer.operation
     where = f"{first.op} at {near(first.source, base)}" if first is not None and first.source else ""
     facts = [("first", where), ("compiler", UNCOMPILED[answer.uncompiled] if answer.kind != "signal" else "")]
-    name = f"{KINDS[answer.kind]} in step {answer.step}"
-    print_closing(name, facts, follow=["graphprobe", "watch", near(run, base)], style="bold red", file=file)
+    print_closing(_name_of(answer), facts, follow=["graphprobe", "watch", near(run, base)], style="bold red", file=file)
 
 
 def print_watched(run: Run, *, base: Path | None = None, file: IO[str] | None = None) -> None:
@@ -108,22 +112,24 @@ def print_watched(run: Run, *, base: Path | None = None, file: IO[str] | None = 
         paper.prose(line)
 
 
-def watched_section(run: Run) -> tuple[DocumentVerdict, Section] | None:
-    """Verdict and section of a watched run on its page; None of a run that was not watched."""
+def watched_section(run: Run) -> tuple[DocumentVerdict, Section, list[StepObservation]] | None:
+    """Verdict and section of a watched run on its page, and what is drawn; None of a run that was not watched."""
     if not (run.tool_dir / layout.WATCH).is_file():
         return None
     answer, seen = read_answer(run), read_observations(run)
+    last = math.inf if answer is None else answer.step
     grid = observations_grid(seen if answer is None else answer.ring, most=SHOWN_ON_PAGE)
+    drawn = [one for one in seen if one.call is None and one.step <= last][-MOST_DRAWN:]
     if answer is None:
         sentence = ended_in_words(run, seen)
         verdict = DocumentVerdict("good" if run.state == "finished" else "warn", "WATCHED", sentence)
         stack = crash_of(run)
         facts = Facts([("stack", [*map(Code, stack)])] if stack else [])
     else:
-        verdict = DocumentVerdict("bad", KINDS[answer.kind], f"In step {answer.step}: {answer.what}.")
+        verdict = DocumentVerdict("bad", KINDS[answer.kind], f"{_name_of(answer)}: {answer.what}.")
         facts = Facts(facts_of_answer(answer))
     summary = "the step that went wrong" if answer is not None else "no step went wrong"
-    return verdict, Section("watch", "The last steps", body=[facts, grid], summary=summary)
+    return verdict, Section("watch", "The last steps", body=[facts, grid], summary=summary), drawn
 
 
 def ended_in_words(run: Run, observations: list[StepObservation]) -> str:

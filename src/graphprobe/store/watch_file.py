@@ -19,14 +19,14 @@ ANSWER_SCHEMA = 1
 Figure = float | str
 """A number; NaN and the infinities are text, `nan`, `inf` and `-inf`, for JSON has none."""
 
-TriggerKind = Literal["nan", "spike", "exception", "signal"]
+TriggerKind = Literal["nan", "spike", "shadow", "exception", "signal"]
 
 
 class StepObservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line: what was seen of a step just before the optimizer changed a parameter, or of a call in inference.
 
     Attributes:
-        step: number of the step, from 1: how often an optimizer's `step` began.
+        step: number of the step, from 1: how often an optimizer's `step` began, or `graphprobe.step` was called.
         time_ns: wall clock, nanoseconds since the epoch.
         loss: the scalar that the last `.backward()` of the step was called on; None where there was none.
         norm: of all gradients together; None where there are none.
@@ -76,6 +76,7 @@ class WatchAnswer(msgspec.Struct, kw_only=True):
     Attributes:
         kind: the trigger.
         step: the step in which it came; 0 before the first.
+        rank: of the process among those of its program; None of a program without ranks.
         what: what was seen, in one sentence.
         call: the call of the step that was made again and shows it, with its function; empty where none does.
         operation: the first operation; None where it was not found.
@@ -99,6 +100,7 @@ class WatchAnswer(msgspec.Struct, kw_only=True):
     dossier: str | None = None
     inputs: str | None = None
     notes: list[str] = []
+    rank: Int64 | None = None
     ring: list[StepObservation] = []
     schema: int = ANSWER_SCHEMA
 

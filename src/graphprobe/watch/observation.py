@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,20 +28,22 @@ class OptimizerObserver:
         self._optimizers = WeakKeyDictionary[torch.optim.Optimizer, int]()
         self._names: Any = WeakIdKeyDictionary()
 
+    def number_of(self, optimizer: torch.optim.Optimizer | None) -> int:
+        """The number of an optimizer, in the order of their first steps; of none 0."""
+        return 0 if optimizer is None else self._optimizers.setdefault(optimizer, len(self._optimizers))
+
     def observe(
-        self, optimizer: torch.optim.Optimizer, loss: torch.Tensor | None, step: int, *, full: bool
+        self, seen: Sequence[torch.Tensor], loss: torch.Tensor | None, step: int, *, number: int, full: bool
     ) -> StepObservation:
-        """What is to be seen of a step before the optimizer changes a parameter; changes nothing.
+        """What is to be seen of a step before a parameter is changed; changes nothing.
 
         Args:
-            optimizer: about to step.
+            seen: the parameters, with gradients.
             loss: a scalar, any dtype and device; None where there is none.
-            step: its number.
+            step: its number; `number`: of its optimizer.
             full: with the norm of each gradient and parameter, and their digests.
         """
-        number = self._optimizers.setdefault(optimizer, len(self._optimizers))
         with quiet():
-            seen = parameters_of(optimizer)
             gradients = [plain_tensor(p.grad) for p in seen]
             norm, value = _read(gradients, loss)
             finite = value is None or math.isfinite(value)
@@ -51,10 +53,10 @@ class OptimizerObserver:
         figures: dict[str, Any] = {k: figure(v) for k, v in (("loss", value), ("norm", norm)) if v is not None}
         return StepObservation(step=step, time_ns=time.time_ns(), finite=finite, optimizer=number, **figures, **more)
 
-    def not_finite(self, optimizer: torch.optim.Optimizer) -> list[str]:
+    def not_finite(self, seen: Sequence[torch.Tensor]) -> list[str]:
         """The names of the parameters whose gradients are not finite."""
         with quiet():
-            found = [p for p in parameters_of(optimizer) if not is_all_finite(plain_tensor(p.grad))]
+            found = [p for p in seen if not is_all_finite(plain_tensor(p.grad))]
         return [self.name_of(p) for p in found]
 
     def name_of(self, parameter: torch.Tensor) -> str:
@@ -82,10 +84,9 @@ class OptimizerObserver:
         return {"names": names, "gradients": tuple(norms), "sizes": tuple(sizes), "digests": tuple(digests)}
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters of an optimizer that have a gradient which is no sparse tensor."""
-    groups = optimizer.param_groups
-    return [p for g in groups for p in g["params"] if p.grad is not None and p.grad.layout is torch.strided]
+def with_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The parameters that have a gradient which is no sparse tensor."""
+    return [p for p in parameters if p.is_leaf and p.grad is not None and p.grad.layout is torch.strided]
 
 
 def plain_tensor(tensor: Any) -> torch.Tensor:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -24,11 +24,18 @@ from graphprobe.store.files import replace_file
 from graphprobe.store.watch_file import FirstOperation
 from graphprobe.watch.observation import all_modules
 
+if TYPE_CHECKING:
+    from graphprobe.watch.shadow import Shadow
+
 MOST_OPERATIONS = 8
 """Operations that are kept of a call that is made again; those behind the first one mostly pass it on."""
 
 MOST_COPIED_BYTES = 64 << 20
 """Of arguments, or of buffers, that calls change: more of them are not kept, as a cache of keys and values is not."""
+
+NOT_KEPT = (
+    "{what} that the calls of {name} change are more than 64 MiB: they are not copied, and are as the calls left them"
+)
 
 DEVICES = ("cpu", "cuda")
 
@@ -58,6 +65,9 @@ class WatchedFunction:
     Attributes:
         compiled: how it was compiled; of a module that was not, how torch would compile it.
         called: what the program calls.
+        tolerated: by how many roundings values may be apart from the uncompiled ones.
+        judged: how often that was asked.
+        not_kept: what calls change and is too large to be copied, in words; empty where there is none.
     """
 
     def __init__(self, compiled: Compiled, called: Callable[..., Any], name: str) -> None:
@@ -70,6 +80,9 @@ class WatchedFunction:
         self._buffers = list({id(buffer): buffer for _, buffer in owned}.values())
         self._renewed: set[int] = set()
         self._versions = self._versions_now()
+        self.tolerated: dict[str, float] = {}
+        self.judged = 0
+        self.not_kept = ""
 
     def buffers_before(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The buffers that calls change, each with a copy.
@@ -82,9 +95,15 @@ class WatchedFunction:
             self._renewed |= {i for i, owner in enumerate(self._owners) if id(owner) in owners}
             if _is_much(self._buffers, self._renewed):
                 self._renewed.clear()
+                self.not_kept = NOT_KEPT.format(what="buffers", name=self.name)
             self._versions = now
         with quiet():
             return [(self._buffers[i], self._buffers[i].clone()) for i in self._renewed]
+
+    def are_kept(self) -> bool:
+        """Whether there are copies of all buffers that the call which is just over has changed."""
+        pairs = enumerate(zip(self._versions, self._versions_now(), strict=True))
+        return all(before == now or i in self._renewed for i, (before, now) in pairs)
 
     def _versions_now(self) -> list[int]:
         return [0 if buffer.is_inference() else buffer._version for buffer in self._buffers]
@@ -100,22 +119,31 @@ class WatchedFunction:
 
 
 class StepCall:
-    """One outermost call of a step, with arguments, buffers and random generators as they are before it."""
+    """One outermost call of a step, with arguments, buffers and random generators as they are before it.
+
+    Attributes:
+        whole: there are copies of all arguments and buffers that it has changed.
+        grad: gradients are on.
+        shadow: it is made uncompiled as well.
+    """
 
     def __init__(self, function: WatchedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         function.calls += 1
         self.function, self.number = function, function.calls
         if function.changed and _is_much(tree_leaves((tuple(args), dict(kwargs))), function.changed):
             function.changed.clear()
+            function.not_kept = NOT_KEPT.format(what="arguments", name=function.name)
         self._given: CallBefore | None = CallBefore(args, kwargs, function.changed)
         self.args: tuple[Any, ...] = args
         self.kwargs: Mapping[str, Any] = kwargs
-        self._grad = torch.is_grad_enabled()
+        self.grad = torch.is_grad_enabled()
         self._autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
         self._random = torch.get_rng_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         self._buffers = function.buffers_before()
         self._upstream: dict[int, torch.Tensor] = {}
+        self.whole = True
+        self.shadow: Shadow | None = None
 
     @property
     def name(self) -> str:
@@ -133,7 +161,9 @@ class StepCall:
         """Put the arguments in the place of what the call has changed, once it is over."""
         given, self._given = self._given, None
         if given is not None:
+            known = len(self.function.changed)
             self.args, self.kwargs = given.before()
+            self.whole = known == len(self.function.changed) and self.function.are_kept()
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters, buffers and tensors among the arguments by their names, as they were before the call."""
@@ -145,18 +175,22 @@ class StepCall:
 
     @contextlib.contextmanager
     def as_then(self) -> Iterator[None]:
-        """Within the block, modes and random generators are as they were ahead of the call; behind it as before."""
+        """Within the block, modes, generators and buffers are as they were ahead of the call; behind it as before."""
         random, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if self._random_cuda else []
+        with quiet():
+            now = [(buffer, buffer.clone()) for buffer, _ in self._buffers]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self._grad))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
             for device, enabled, dtype in self._autocast:
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype, enabled=enabled))
             torch.set_rng_state(self._random)
             torch.cuda.set_rng_state_all(self._random_cuda)
+            _put(self._buffers)
             try:
                 yield
             finally:
+                _put(now)
                 torch.set_rng_state(random)
                 torch.cuda.set_rng_state_all(cuda)
 
@@ -168,9 +202,6 @@ class StepCall:
             keep: the file that takes the inputs of the first operation; None: they are not kept.
         """
         fn, found = self.function.compiled.fn, Again()
-        with quiet():
-            for buffer, copy in self._buffers:
-                buffer.copy_(copy)
         args, kwargs = copied_call(fn, self.args, self.kwargs)
         Program(fn, [(args, kwargs)]).drop_gradients()
         if not compiled:
@@ -198,6 +229,13 @@ class StepCall:
             return
         torch.autograd.backward([output for output, _ in pairs], [given.detach() for _, given in pairs])
         found.finite = is_finite(gradients_of(self.function.compiled.fn, args, kwargs))
+
+
+def _put(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Put copies back, unseen by version counters: a backward that is yet to come may look at these."""
+    with quiet():
+        for tensor, copy in copies:
+            tensor.data.copy_(copy)
 
 
 def _is_much(values: Sequence[Any], numbers: Collection[int]) -> bool:

@@ -49,6 +49,8 @@ WRITTEN_EVERY_S = 0.01
 
 log = logging.getLogger("graphprobe")
 
+_open: list[Watching] = []
+
 
 class _Depth(threading.local):
     """How many compiled functions of this thread are inside of each other, and the outermost call."""
@@ -68,13 +70,22 @@ class Watching:
     """
 
     def __init__(
-        self, triggers: Triggers, every: int, keep: int, budget_s: float | None, settings: Settings, *, quiet: bool
+        self,
+        triggers: Triggers,
+        every: int,
+        keep: int,
+        budget_s: float | None,
+        settings: Settings,
+        *,
+        quiet: bool,
+        shadow: int = 0,
     ) -> None:
         """Arguments as of `watch`, checked."""
         self.answer: WatchAnswer | None = None
         self.step = 0
         self._triggers, self._every, self._budget_s, self._quiet = triggers, every, budget_s, quiet
-        self._settings, self._keep = settings, keep
+        self._settings, self._keep, self._shadow = settings, keep, shadow
+        self._rank: int | None = None
         self._sleepers: Sleepers | None = None
         self._rerun: Rerun | None = None  # of a copy of the program that was woken
         self._ring = deque[StepObservation](maxlen=MOST_IN_MEMORY)
@@ -113,10 +124,13 @@ class Watching:
         root = environment.default_root(os.environ) if chosen is None else Path(chosen)
         manifest = environment.manifest(settings)
         self._writer = RunWriter.create(root, manifest=manifest, rank=environment.rank(), max_bytes=settings.max_bytes)
-        where = Where(rank=manifest.rank)
-        self._writer.event(where=where, kind="log", name="watch", file=WrittenFile(layout.WATCH, None, None))
+        self._rank = manifest.rank if manifest.world_size > 1 else None
+        self._writer.event(
+            where=Where(rank=manifest.rank), kind="log", name="watch", file=WrittenFile(layout.WATCH, None, None)
+        )
         self._compiled.install()
         self._hook.install()
+        _open.append(self)
 
     def stop(self, error: BaseException | None = None, *, why: str | None = None) -> None:
         """End, with all hooks taken out: `error` or `why` is what has ended the program."""
@@ -125,6 +139,7 @@ class Watching:
         if self._writer is None or self.ended or self.forked:
             return
         self.ended = True
+        _open.remove(self)
         if self._sleepers is not None:
             self._sleepers.close()
         self._hook.remove()
@@ -133,6 +148,8 @@ class Watching:
         self._compiled.remove()
         self._write()
         self._writer.update(**environment.torch_facts())
+        for missing in self._writer.manifest.missing:
+            self._say(f"missing: {missing}")
         ended = why if error is None else raised_from(error).line
         self._writer.close("finished" if ended is None else "failed", ended)
 
@@ -192,7 +209,15 @@ class Watching:
         if torch.compiler.is_compiling() or self.ended or self.forked:
             return
         with self._guarded():
-            self._observe(optimizer)
+            self._observe([p for group in optimizer.param_groups for p in group["params"]], optimizer)
+
+    def end_step(self) -> None:
+        """End a step, as `graphprobe.step` does."""
+        parameters = {id(t): t for call in self._calls for _, t in call.function.state() if t.requires_grad}
+        if not (self.ended or self.forked):
+            with self._guarded():
+                self._observe(parameters.values(), None)
+            self._stepped(None, (), {})
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped."""
@@ -215,29 +240,30 @@ class Watching:
             self._sleepers = Sleepers(self._keep)
         if why := self._sleepers.why_not():
             self._keep = 0
-            self._say(f"graphprobe: no copies of the program are kept: {why}")
+            self._say(f"no copies of the program are kept: {why}")
             return
         self._rerun = self._sleepers.take(self.step)
         if self._rerun is not None:
             self._pid, self._every, self._keep, self._triggers = os.getpid(), 1, 0, triggers_from(())
+            self._shadow = 0
 
-    def _observe(self, optimizer: Any) -> None:
-        if self._observer is None:
-            from graphprobe.watch.observation import OptimizerObserver
+    def _observe(self, parameters: Iterable[Any], optimizer: Any) -> None:
+        from graphprobe.watch.observation import OptimizerObserver, with_gradients
 
-            self._observer = OptimizerObserver()
+        self._observer = observer = self._observer or OptimizerObserver()
         self.step, self._stepping = self.step + 1, True
         loss, self._loss = self._loss, None
         self._depth.calls = 0
         full = self.step == 1 or self.step % self._every == 0
-        seen = self._observer.observe(optimizer, loss, self.step, full=full)
+        owned = with_gradients(parameters)
+        seen = observer.observe(owned, loss, self.step, number=observer.number_of(optimizer), full=full)
         if self._rerun is not None:
             self._rerun.saw(seen)
         self._note(seen)
         # A scaler of gradients leaves the step out, or has told the optimizer to.
         skipped = getattr(optimizer, "found_inf", None) is not None
         if not seen.finite and not skipped and self._wants("nan"):
-            names = self._observer.not_finite(optimizer)
+            names = observer.not_finite(owned)
             self._look("nan", self.step, _not_finite_in_words(names, seen.loss))
         elif isinstance(seen.loss, float):
             median = self._triggers.is_spike(seen.loss)
@@ -273,11 +299,44 @@ class Watching:
             from graphprobe.watch.step_calls import StepCall
 
             call = StepCall(self._function(compiled), args, kwargs)
+            self._shade(call)
             if self._over:
                 self._calls.clear()
                 self._over = False
             self._calls.append(call)
             self._depth.outermost = call
+
+    def _shade(self, call: StepCall) -> None:
+        """Have one call in so many made uncompiled as well."""
+        if self._shadow and call.number % self._shadow == 0 and self.answer is None:
+            from graphprobe.watch.shadow import Shadow, why_not
+
+            if why := why_not():
+                self._shadow = 0
+                self._note_once(why)
+                return
+            call.shadow = Shadow(call)
+
+    def _held(self, call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Hold a call that has returned against the uncompiled one."""
+        shadow, call.shadow = call.shadow, None
+        if shadow is None or self.answer is not None:
+            return
+        from graphprobe.settings.limits import NoTimeLeft, TimeBudget
+
+        with contextlib.suppress(NoTimeLeft):
+            wrong = shadow.wrong(args, kwargs, result, TimeBudget(self._budget_s))
+            if shadow.note:
+                self._note_once(shadow.note)
+            if wrong is not None:
+                what = f"{call.name} is not as uncompiled, {shadow.named(wrong)}: {wrong.text}"
+                self._look("shadow", self.step + call.grad, what, calls=[call])
+
+    def _note_once(self, text: str) -> None:
+        assert self._writer is not None
+        if text not in self._writer.manifest.notes:
+            self._writer.note(text)
+            self._say(text)
 
     def _function(self, compiled: Compiled) -> WatchedFunction:
         if "watched" not in compiled.kept:
@@ -297,6 +356,7 @@ class Watching:
 
         with self._guarded():
             call.ended(result)
+            self._held(call, args, kwargs, result)
             if not torch.is_grad_enabled():
                 self._infers(call, result)
 
@@ -333,16 +393,17 @@ class Watching:
     ) -> None:
         """Look into a step, and tell the answer."""
         assert self._writer is not None
-        answer = self.answer = WatchAnswer(kind=kind, step=step, what=what, ring=[*self._ring][-MOST_IN_ANSWER:])
+        ring = [*self._ring][-MOST_IN_ANSWER:]
+        answer = self.answer = WatchAnswer(kind=kind, step=step, what=what, rank=self._rank, ring=ring)
         self._write()
         if kind != "signal":
-            self._say(f"graphprobe: step {step}: {what}; looking into the step")
+            self._say(f"step {step}: {what}; looking into the step")
         if "torch" in sys.modules:
             from graphprobe.watch.within import came_back, looked_into, since_when
 
-            calls = list(self._calls) if calls is None else calls
-            if self._over and kind != "nan":
-                calls = []
+            if calls is None:
+                calls = [] if self._over and kind != "nan" else list(self._calls)
+            answer.notes += {call.function.not_kept: None for call in calls if call.function.not_kept}
             folder = self._writer.tool_dir / "watch"
             looked_into(answer, calls, folder, self._budget_s, error=error, raised_in=raised_in)
             seen: Sequence[StepObservation] = self._ring
@@ -360,7 +421,16 @@ class Watching:
         if not self._quiet:
             from graphprobe.report.visible import echo
 
-            echo(text, err=True)
+            echo(f"graphprobe: {'' if self._rank is None else f'rank {self._rank}: '}{text}", err=True)
+
+
+def step() -> None:
+    """End a step, in a program that uses no optimizer of torch. Without a watch, this does nothing.
+
+    Call it when the gradients are there, before they change a parameter.
+    """
+    for watching in list(_open):
+        watching.end_step()
 
 
 def watch(
@@ -368,16 +438,17 @@ def watch(
     on: str | Iterable[str] = PLAIN_TRIGGERS,
     every: int = EVERY,
     keep: int = 0,
+    shadow: int = 0,
     budget_s: float | None = BUDGET_S,
     out_dir: str | Path | None = None,
     quiet: bool = False,
 ) -> Watching:
     """`with graphprobe.watch(): …` observes the steps of the block, and looks into the first that goes wrong.
 
-    A step ends with `step()` of an optimizer of torch. Just before that, loss and gradients are looked at; outside of
-    training, with gradients off, the results of each call of a compiled function are. Begin before `torch.compile` is
-    called: of functions that were compiled before, no call is seen. The program runs as it would: nothing that it
-    computes, draws or raises is other than without.
+    A step ends with `step()` of an optimizer of torch, or with `graphprobe.step()`. Just before that, loss and gradients
+    are looked at; outside of training, with gradients off, the results of each call of a compiled function are. Begin
+    before `torch.compile` is called: of functions that were compiled before, no call is seen. The program runs as it
+    would: nothing that it computes, draws or raises is other than without.
 
     Args:
         on: what to look into: `nan`, `exception`, `signal` (of the command alone), and `spike=X`, a loss of more than X
@@ -385,6 +456,8 @@ def watch(
         every: each so many steps the norms of all gradients and parameters are observed one by one, with digests.
         keep: so many copies of the program sleep, forked each `every` steps; where a step goes wrong, the one from
             before it began runs on to it, with everything observed. 0: none.
+        shadow: one call in so many of each compiled function is made uncompiled as well, in a child process; a
+            difference that rounding does not explain is looked into. 0: none.
         budget_s: seconds for the look into a step; None is no bound.
         out_dir: folder of the run's; None: as for `enable`.
         quiet: print nothing.
@@ -399,8 +472,10 @@ def watch(
         raise UsageError(f"watch(every={every!r:.80}): it takes a number of steps, 1 or more")
     if type(keep) is not int or keep < 0:
         raise UsageError(f"watch(keep={keep!r:.80}): it takes a number of copies, 0 or more")
+    if type(shadow) is not int or shadow < 0:
+        raise UsageError(f"watch(shadow={shadow!r:.80}): it takes a number of calls, 0 or more")
     settings = resolve(arguments={} if out_dir is None else {"out_dir": str(out_dir)}, environ=os.environ)
-    return Watching(triggers_from(on), every, keep, budget_s, settings, quiet=quiet)
+    return Watching(triggers_from(on), every, keep, budget_s, settings, quiet=quiet, shadow=shadow)
 
 
 def _not_finite_in_words(names: Sequence[str], loss: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,16 +12,18 @@ from pathlib import Path
 import msgspec
 import torch
 
+from graphprobe.diagnose.program import tensors_of
 from graphprobe.diagnose.script import OTHER_CALL, ScriptOptions, overrides_of
-from graphprobe.diagnose.searches.in_place import differences_in_place
+from graphprobe.diagnose.searches.in_place import ONCE, differences_in_place
 from graphprobe.engine.forked_child import Outcome, isolated
-from graphprobe.engine.values import why_not
-from graphprobe.errors import raised_from
+from graphprobe.engine.values import one_file_bytes, why_not
+from graphprobe.errors import UsageError, raised_from
 from graphprobe.findings import Diagnosis
 from graphprobe.internals import after_fork
 from graphprobe.internals.quiet import quiet
 from graphprobe.report.diagnosis import first_line_from
 from graphprobe.settings.limits import STEP_LIMIT_S, NoTimeLeft, TimeBudget
+from graphprobe.store.files import replace_file
 from graphprobe.store.watch_file import FirstOperation, StepObservation, WatchAnswer
 from graphprobe.watch.further_back import Sleepers
 from graphprobe.watch.observation import is_all_finite
@@ -102,6 +105,21 @@ class StepInquiry:
                 return self.answer
         if self.calls and self.answer.uncompiled == "unknown":
             self.answer.uncompiled = "yes"
+        return self.answer
+
+    def of_shadow(self) -> WatchAnswer:
+        """Diagnose the call that is wrong; where compiled afresh it is right, the answer has the function's line."""
+        (call,) = self.calls
+        self._only_compiled(call, certain=ONCE not in self.answer.what)
+        self.answer.call, self.answer.uncompiled = call.name, "no"
+        if self.answer.operation is None:
+            place = call.function.name.partition("(")[2].rstrip(")")
+            name = call.function.name.partition(" ")[0]
+            self.answer.operation = FirstOperation(op=name, source=place, problems=[self.answer.what])
+            file, given = self.folder / "inputs.safetensors", enumerate(tensors_of((call.args, call.kwargs)))
+            with contextlib.suppress(OSError, UsageError):  # a full disk, a tensor without plain memory
+                replace_file(file, one_file_bytes({f"tensor {i}": tensor.detach() for i, tensor in given}))
+                self.answer.inputs = str(file)
         return self.answer
 
     def of_exception(self, error: BaseException, call: StepCall | None) -> WatchAnswer:
@@ -206,18 +224,21 @@ def looked_into(
     for call in calls:
         call.settle()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # a full disk
+            folder.mkdir(parents=True, exist_ok=True)
         if answer.kind == "nan":
             inquiry.of_values()
         elif answer.kind == "spike":
             inquiry.of_spike()
+        elif answer.kind == "shadow":
+            inquiry.of_shadow()
         elif error is not None and answer.kind == "exception":
             inquiry.of_exception(error, raised_in)
     except NoTimeLeft as spent:
         answer.notes.append(SPENT.format(told=spent))
     except Exception as failed:  # the program must go on as it would without being watched
         answer.notes.append(f"the look into the step failed: {raised_from(failed).line}")
-    if not any(folder.iterdir() if folder.is_dir() else ()):
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     return answer
 

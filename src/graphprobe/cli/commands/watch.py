@@ -48,6 +48,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Keep so many sleeping copies of the program, one each --every steps, to go back to.",
 )
+@click.option(
+    "--shadow",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Make one in so many calls of each compiled function uncompiled as well, and judge it.",
+)
 @click.option("--budget", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look.")
 @click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the run. Default: torch_compile_debug.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but what the program prints.")
@@ -58,6 +65,7 @@ def command(
     triggers: str,
     every: int,
     keep: int,
+    shadow: int,
     budget: float,
     out_dir: str | None,
     quiet: bool,
@@ -89,7 +97,7 @@ def command(
     from graphprobe.watch.watcher import watch
 
     script.check(target)
-    watched = watch(on=triggers, every=every, keep=keep, budget_s=budget, out_dir=out_dir, quiet=quiet)
+    watched = watch(on=triggers, every=every, keep=keep, shadow=shadow, budget_s=budget, out_dir=out_dir, quiet=quiet)
     base = Path.cwd()
     try:
         watched.start()

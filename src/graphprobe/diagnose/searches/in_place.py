@@ -28,6 +28,8 @@ from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 GROSS = 0.01
 """Relative rms error from which on the values of a call are looked into: rounding has been judged before."""
 
+ONCE = "made again, the same call is right"
+
 _RECORDS = list[ObservationRecord]
 
 
@@ -97,14 +99,23 @@ def _gross(expected: list[Observation] | None, got: list[Observation] | None) ->
     return [d for d in found if d.certain or d.z * roundoff >= GROSS]
 
 
-def judged_in_place(ladder: Ladder, compiled: Callable[..., Any]) -> list[Difference]:
-    """What is certainly wrong with the call of a ladder's program, made as the script makes it."""
+def judged_in_place(
+    ladder: Ladder, compiled: Callable[..., Any], seen: ObservationRecord | None = None
+) -> list[Difference]:
+    """What is certainly wrong with the call of a ladder's program, made as the script makes it.
+
+    `seen`: what came of it in the script, which is looked at, too, if the call made again is right.
+    """
     ladder.reference = ladder.uncompiled()
     if ladder.reference is None:
         return []
     ladder.runner.begin("as the script calls it")
     report = ladder.answer(partial(_report, ladder.program, compiled), RungReport)
-    return [] if report is None else ladder.differences(report)
+    wrong = [] if report is None else ladder.differences(report)
+    if wrong or seen is None:
+        return wrong
+    once = ladder.differences(RungReport(calls=[seen]))
+    return [msgspec.structs.replace(one, text=f"{one.text}; {ONCE}") for one in once]
 
 
 def _report(program: Program, compiled: Callable[..., Any]) -> RungReport:

@@ -48,6 +48,7 @@ from graphprobe.report.html.panes import (
     source_pane,
     text_pane,
 )
+from graphprobe.report.html.ring import ring_drawing
 from graphprobe.report.html.sections_dump import report_from as dump_report
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.watched import watched_section
@@ -336,9 +337,12 @@ def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     if first:
         verdict = replace(first[0].verdict, body=[*(one.verdict.body for one in first), verdict.body])
     watched = watched_section(run)
-    verdict = verdict if watched is None else watched[0]
+    steps = None
+    if watched is not None:
+        verdict, steps, drawn = watched
+        steps = replace(steps, body=[*filter(None, [ring_drawing(drawn)]), steps.body])
     made = [
-        None if watched is None else watched[1],
+        steps,
         breaks_section(breaks, sources),
         recompiles_section(recompiled, sources),
         graphs_section(models, sources),
