@@ -104,6 +104,13 @@ class StepInquiry:
             self.answer.uncompiled = "yes"
         return self.answer
 
+    def of_drift(self) -> WatchAnswer:
+        """Diagnose the step's calls, until one is wrong compiled."""
+        if not self.calls:
+            self.answer.notes.append(NO_CALL)
+        any(self._only_compiled(call, certain=False) for call in self.calls)
+        return self.answer
+
     def of_exception(self, error: BaseException, call: StepCall | None) -> WatchAnswer:
         """Find where an exception comes from, and whether the call that raised it does so uncompiled."""
         source = place_of(error)
@@ -211,6 +218,8 @@ def looked_into(
             inquiry.of_values()
         elif answer.kind == "spike":
             inquiry.of_spike()
+        elif answer.kind == "drift":
+            inquiry.of_drift()
         elif error is not None and answer.kind == "exception":
             inquiry.of_exception(error, raised_in)
     except NoTimeLeft as spent:
