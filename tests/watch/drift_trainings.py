@@ -57,7 +57,12 @@ class Convolutions(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.lstm, self.norm, self.head = nn.Linear(8, 16), nn.LSTM(16, 16, batch_first=True), nn.LayerNorm(16), nn.Linear(16, 1)
+        self.fc, self.lstm, self.norm, self.head = (
+            nn.Linear(8, 16),
+            nn.LSTM(16, 16, batch_first=True),
+            nn.LayerNorm(16),
+            nn.Linear(16, 1),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = self.lstm(torch.tanh(self.fc(x)))[0]
@@ -151,3 +156,54 @@ def changed_gradient(change: Callable[[torch.Tensor], torch.Tensor], *, shape: t
         return call
 
     return backend_with_a_late_fault
+
+
+def edited(edit: Callable[[torch.fx.Node], None]) -> Any:
+    """A backend of Inductor's that edits each node of the graph before it compiles it."""
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend_that_edits(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+        for node in list(graph.graph.nodes):
+            edit(node)
+        graph.recompile()
+        return compile_fx(graph, inputs)
+
+    return backend_that_edits
+
+
+def wrong_epsilon(node: torch.fx.Node) -> None:
+    if node.target is F.layer_norm:
+        node.args = (*node.args[:4], 1e-3)
+
+
+def wrong_momentum(node: torch.fx.Node) -> None:
+    if node.target is F.batch_norm:
+        node.args = (*node.args[:6], 0.2, *node.args[7:])
+
+
+def dropped_cast(node: torch.fx.Node) -> None:
+    """The input of the last layer goes through bfloat16."""
+    if node.op == "call_method" and node.target == "mean":
+        with node.graph.inserting_after(node):
+            narrow = node.graph.call_method("bfloat16", (node,))
+        with node.graph.inserting_after(narrow):
+            wide = node.graph.call_method("float", (narrow,))
+        node.replace_all_uses_with(wide)
+        narrow.args = (node,)
+
+
+def wrong_for_short_batches(rows: int) -> Any:
+    """A backend of Inductor's whose code takes a batch of so many rows for one row less."""
+    from torch._inductor.compile_fx import compile_fx
+
+    def backend_that_drops_a_row(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+        compiled = compile_fx(graph, inputs)
+
+        def call(*args: Any) -> Any:
+            short = any(isinstance(one, torch.Tensor) and one.dtype == torch.int64 and len(one) == rows for one in args)
+            results = compiled(*args)
+            return [one * 1.01 for one in results] if short else results
+
+        return call
+
+    return backend_that_drops_a_row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 from collections import deque
@@ -36,8 +37,9 @@ Part = Literal["uncompiled", "compiled", "moved"]
 
 LOSS, DRAWN = "loss", "random numbers"
 
-MOVED_EACH, MOVED_MORE = 2, 16
-"""Moved runs of each step, and of one in which something is outside of what they show."""
+MOVED_MORE, MOVED_EVERY, MOVED_FIRST = 16, 4, 8
+"""Moved runs of a step in which something is outside of what others have shown. Else there is one in each of the first
+steps, and then in one of so many."""
 
 STRONG = 8.0
 """How many times its limit a figure is looked into at once; a smaller one has to last."""
@@ -127,6 +129,7 @@ class DriftRun(Watching):
 
     def _serve(self, asked: Rerun, compiled: Compiled) -> None:
         """In a copy of the program: make the step again, uncompiled and so many times moved, each in one more copy."""
+        gc.disable()  # a collection would copy the memory of the program
         own, self._states = Sleepers(1), Sleepers(1)
         for number in range(asked.until + 1):
             self._worker = own.take(self.step)
@@ -134,7 +137,7 @@ class DriftRun(Watching):
                 self._pid, self._holds = os.getpid(), False
                 torch.compiler.set_stance("force_eager")
                 if number:
-                    self._round_anew((self.step << 8) + number + MOVED_EACH * (asked.until > MOVED_EACH), compiled)
+                    self._round_anew((self.step << 8) + number + (asked.until == MOVED_MORE), compiled)
                 return
             woken = own.wake(1, before=self.step + 1, timeout_s=AGAIN_S)
             asked.woken.runs.append(woken.runs[0] if woken is not None and woken.runs else None)
@@ -147,7 +150,7 @@ class DriftRun(Watching):
         mode = RoundedAnew(torch.Generator().manual_seed(seed), least=0.0)
         with quiet():
             mode.move([t for _, t in self._function(compiled).state() if isinstance(t, torch.nn.Parameter)])
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -203,7 +206,7 @@ class DriftRun(Watching):
         """Hold loss and gradients of a step against those of uncompiled ones."""
         mine = self._gradients(optimizer, loss)
         self._old = self._state(optimizer)
-        if not self._make_again(MOVED_EACH):
+        if not self._make_again(int(self.step <= MOVED_FIRST or self.step % MOVED_EVERY == 0)):
             return
         self.held.held += 1
         if self._runs[0][DRAWN] != mine[DRAWN].tobytes():
@@ -235,7 +238,7 @@ class DriftRun(Watching):
             self._envelope.compiled_anew()
         values, *runs = self._numbers(mine)
         outside = self._envelope.outside(values, runs[0], runs[1:])
-        if outside and len(self._runs) <= MOVED_EACH + 1 and self._make_again(MOVED_MORE):
+        if outside and len(self._runs) <= MOVED_MORE and self._make_again(MOVED_MORE):
             values, *runs = self._numbers(mine)
             outside = self._envelope.outside(values, runs[0], runs[1:])
         self._envelope.take(values, runs[0], runs[1:])
@@ -245,7 +248,7 @@ class DriftRun(Watching):
     def _numbers(self, mine: dict[str, Array]) -> list[dict[str, Float64Array]]:
         """The values of this step and of the runs as float64; of parameters by how much the step has changed them."""
         found: list[dict[str, Float64Array]] = []
-        for run in (mine, *self._runs):
+        for run in (_as_bytes(mine), *self._runs):
             numbers = {}
             for name, like in mine.items():
                 raw = run.get(name)

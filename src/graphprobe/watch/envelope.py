@@ -11,6 +11,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -100,7 +101,8 @@ class Envelope:
         """Take in a step; figures that are outside are no part of what is legitimate."""
         outside = {figure.name for figure in self.outside(mine, plain, moved)}
         for key, sizes in self._sizes(mine, plain, moved, _size(plain)):
-            self._moved[key].append(sizes[1:])
+            if moved:
+                self._moved[key].append(sizes[1:])
             if key[0] not in outside:
                 self._own[key].append(sizes[0])
 
@@ -128,7 +130,7 @@ class Envelope:
             yield (name, "along"), [abs(float(np.vdot(step, values))) / scale / max(size, 1e-300) for step in steps]
 
 
-def _past() -> deque[object]:
+def _past() -> deque[Any]:
     return deque(maxlen=PAST)
 
 

@@ -140,9 +140,10 @@ def ranks_part(runs: Mapping[int, Steps]) -> Drift:
             usual = count.most_common(1)[0]
             alone = [rank for rank, digest in digests.items() if digest != usual[0]] if usual[1] > len(runs) / 2 else []
             who = f"; rank {', '.join(map(str, alone))} is alone" if alone else ""
-            since = f"after step {before} and before step {step}" if before else f"before step {step}"
+            since = f"between step {before} and step {step}" if before else f"before step {step}"
             sentence = f"the ranks part {since}, in {name}{who}"
             return Drift(verdict="leaves", sentence=sentence, step=step, what=name, steps=len(common))
+        before = step
     if not common:
         return Drift(verdict="undecided", sentence=f"ranks {ranks} observed no step in common with each parameter")
     return Drift(
