@@ -31,8 +31,8 @@ from store.dump_helpers import OP, PLACE, new_writer, value
 PACKAGE = ROOT / "src" / "graphprobe"
 
 FUNCTIONS = """
-    assert_compiles_like_eager compare diagnose diagnose_passes disable drift dump enable explain export faulty get_backend
-    observe_pass open_dump open_run profile recompiles reduce report trace watch wrap
+    assert_compiles_like_eager compare diagnose diagnose_passes disable drift dump enable explain export faulty
+    get_backend observe_pass open_dump open_run profile recompiles reduce report trace watch wrap
 """.split()
 TYPES = """
     ApiDumper Call CallDump CallSlot CaseReduction Comparison CompileProfiler CompilerConfig Diagnosis Drift Explanation

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from graphprobe.report.document import Code, Content, Facts
+from graphprobe.report.document import Code, Content, DocumentVerdict, Facts, Tone
 from graphprobe.report.terminal import Paper, console_for, near, print_closing
 from graphprobe.report.watched import LABEL, WIDTH, facts_of_answer
 from graphprobe.store.watch_file import Drift, Growth
@@ -19,12 +19,13 @@ BARS = " ▁▂▃▄▅▆▇█"
 LOWEST, HIGHEST = -9.0, 0.0
 """Decades of a deviation that the bars tell apart."""
 
-VERDICTS = {
-    "rounding": ("ROUNDING", "bold green"),
-    "leaves": ("LEAVES", "bold red"),
-    "other": ("ANOTHER RUN", "bold yellow"),
-    "undecided": ("UNDECIDED", "bold yellow"),
+VERDICTS: dict[str, tuple[str, Tone, str]] = {
+    "rounding": ("ROUNDING", "good", "bold green"),
+    "leaves": ("LEAVES", "bad", "bold red"),
+    "other": ("ANOTHER RUN", "warn", "bold yellow"),
+    "undecided": ("UNDECIDED", "warn", "bold yellow"),
 }
+"""The word, its tone, and its style on a terminal."""
 
 
 def facts_of_drift(drift: Drift, base: Path | None = None) -> list[tuple[str, Content]]:
@@ -47,6 +48,12 @@ def facts_of_drift(drift: Drift, base: Path | None = None) -> list[tuple[str, Co
     rows += [(name, Code(near(folder, base))) for name, folder in drift.runs.items() if not name.startswith("moved")]
     rows += [("note", note) for note in drift.notes]
     return [(label, content) for label, content in rows if content]
+
+
+def verdict_of_drift(drift: Drift) -> DocumentVerdict:
+    """The verdict, and below it what is known."""
+    word, tone, _ = VERDICTS[drift.verdict]
+    return DocumentVerdict(tone, word, f"{drift.sentence}.", Facts(facts_of_drift(drift)))
 
 
 def trajectory_lines(drift: Drift) -> list[str]:
@@ -78,23 +85,27 @@ def _told(growth: Growth) -> str:
     return f"{growth.factor:.3f} ± {growth.error:.3f}"
 
 
-def print_drift(drift: Drift, *, follow: Sequence[str], base: Path | None = None, file: IO[str] | None = None) -> None:
-    """Print the verdict with what is known; `follow` is the next command.
+def print_drift(drift: Drift, *, base: Path | None = None, file: IO[str] | None = None) -> None:
+    """Print the verdict with what is known.
 
     Args:
         drift: of two trainings, or of ranks.
-        follow: its words.
         base: absolute; paths below it are shown relative to it.
         file: standard output by default.
     """
-    word, style = VERDICTS[drift.verdict]
+    word, _, style = VERDICTS[drift.verdict]
     paper = Paper(console_for(file), width=WIDTH, label=LABEL)
     paper.prose(f"{word}: {drift.sentence}.", style=style)
     paper.show(Facts(facts_of_drift(drift, base)), indent=3)
     paper.gap()
     for line in trajectory_lines(drift):
         paper.prose(line, indent=3)
+
+
+def print_end_of_drift(drift: Drift, *, follow: Sequence[str], base: Path | None = None) -> None:
+    """Print the verdict in a line, and the next command."""
+    word, _, style = VERDICTS[drift.verdict]
     found = drift.outside.answer.operation if drift.outside is not None and drift.outside.answer is not None else None
     where = f"{found.op} at {near(found.source, base)}" if found is not None and found.source else ""
-    name = f"{word}{f' in step {drift.step}: {drift.what}' if drift.step is not None else f': {drift.sentence}'}"
-    print_closing(name, [("first", where)], follow=[*follow], style=style, file=file)
+    name = f"{word} in step {drift.step}: {drift.what}" if drift.step is not None else f"{word}: {drift.sentence}"
+    print_closing(name, [("first", where)], follow=[*follow], style=style)

@@ -132,7 +132,7 @@ class DriftRun(Watching):
         gc.disable()  # a collection would copy the memory of the program
         own, self._states = Sleepers(1), Sleepers(1)
         for number in range(asked.until + 1):
-            self._worker = own.take(self.step)
+            self._worker = own.take(self.step) if asked.until else asked
             if self._worker is not None:
                 self._pid, self._holds = os.getpid(), False
                 torch.compiler.set_stance("force_eager")

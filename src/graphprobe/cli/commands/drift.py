@@ -67,9 +67,10 @@ def command(
         drift = _run(module, code, words, steps, perturbed, budget, out_dir)
         follow = ["graphprobe", "watch", _near(drift.runs["compiled"], base)]
     if not json_to.replaces_text(lambda: _document(drift)):
-        from graphprobe.report.drifted import print_drift
+        from graphprobe.report.drifted import print_drift, print_end_of_drift
 
-        print_drift(drift, follow=follow, base=base)
+        print_drift(drift, base=base)
+        print_end_of_drift(drift, follow=follow, base=base)
     ctx.exit(EXITS[drift.verdict])
 
 
