@@ -57,16 +57,14 @@ class Convolutions(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.lstm, self.norm, self.head = (
-            nn.Linear(8, 16),
-            nn.LSTM(16, 16, batch_first=True),
-            nn.LayerNorm(16),
-            nn.Linear(16, 1),
-        )
+        self.fc, self.cell = nn.Linear(8, 16), nn.LSTMCell(16, 16)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seen = self.lstm(torch.tanh(self.fc(x)))[0]
-        return (self.head(self.norm(seen[:, -1])).float() - x[:, :, 0].sum(1, keepdim=True).sin()).square().mean()
+        seen = x.new_zeros(len(x), 16), x.new_zeros(len(x), 16)
+        for part in torch.tanh(self.fc(x)).unbind(1):
+            seen = self.cell(part.to(x.dtype), seen)
+        return (self.head(self.norm(seen[0])).float() - x[:, :, 0].sum(1, keepdim=True).sin()).square().mean()
 
 
 def tokens(step: int, rows: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,6 @@ import torch
 
 import graphprobe
 from graphprobe.errors import UsageError
-from graphprobe.store.reader import Run
-from graphprobe.store.watch_file import read_observations
 from watch.drift_trainings import (
     Plan,
     changed_gradient,
@@ -87,10 +86,11 @@ def test_a_fault_is_named_with_its_step_and_parameter(fault: str, tmp_path: Path
 def test_every_run_has_a_folder_that_watch_reads_and_is_held_against_another(tmp_path: Path) -> None:
     drift = held(Plan("lstm", backend="eager"), tmp_path, 3, perturbed=1)
     assert (drift.verdict, drift.held, [*drift.runs]) == ("rounding", 3, ["uncompiled", "compiled", "moved 0"])
-    steps = [read_observations(Run.open(folder)) for folder in drift.runs.values()]
-    assert [len(seen) for seen in steps] == [3, 3, 3]
-    assert steps[0][0].data == steps[2][0].data != ""
-    assert steps[0][0].digests == steps[1][0].digests != steps[2][1].digests
+    files = [graphprobe.open_run(folder).tool_dir / "watch.jsonl" for folder in drift.runs.values()]
+    plain, compiled, moved = ([json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in files)
+    assert [len(plain), len(compiled), len(moved)] == [3, 3, 3]
+    assert plain[0]["data"] == moved[0]["data"] != ""
+    assert plain[0]["digests"] == compiled[0]["digests"] != moved[0]["digests"]
     assert "ROUNDING" in str(drift)
 
 

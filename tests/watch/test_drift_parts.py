@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from graphprobe.store.watch_file import StepObservation
 from graphprobe.watch import trajectories
 from graphprobe.watch.envelope import Envelope
+from graphprobe.watch.trajectories import StepObservation
 
 NAMES = ("fc.weight", "fc.bias")
 

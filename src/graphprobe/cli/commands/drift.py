@@ -1,4 +1,4 @@
-"""`graphprobe drift`: a loss that leaves the uncompiled one, a fault or rounding?"""
+"""`graphprobe drift`: says whether a loss leaves the uncompiled one by a fault or by rounding."""
 
 from __future__ import annotations
 
