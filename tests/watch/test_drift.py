@@ -31,7 +31,6 @@ def held(plan: Callable[[], Any], folder: Path, steps: int, **options: Any) -> A
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("model", ["gpt", "conv", "lstm"])
 def test_a_healthy_training_is_rounding(model: str, autocast: bool, tmp_path: Path) -> None:
@@ -72,7 +71,6 @@ FAULTS = {
 
 
 @pytest.mark.heavy
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_with_its_step_and_parameter(fault: str, tmp_path: Path) -> None:
     plan, step, what = FAULTS[fault]
