@@ -18,7 +18,7 @@ from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run
 from graphprobe.store.watch_file import Drift, OutsideStep, StepObservation, StepsHeld, read_held, read_observations
 from graphprobe.watch import trajectories
-from graphprobe.watch.drift_run import DriftRun, Part
+from graphprobe.watch.drift_run import LASTS, STRONG, DriftRun, Part
 from graphprobe.watch.further_back import rest_openmp
 from graphprobe.watch.watcher import BUDGET_S
 
@@ -36,6 +36,10 @@ LEAVES = (
 ONCE = (
     "in step {step} alone the {what} was {size:.2g} off, and the step's calls are right: a rounding may have decided "
     "something there"
+)
+UNSEEN = (
+    "in step {step} the {what} is {size:.2g} off, and rounding makes at most {limit:.2g}: whether that lasts, or a "
+    "rounding has decided something there, was not seen; --steps and --budget see more"
 )
 
 Program = Callable[[], str | None]
@@ -201,7 +205,11 @@ def _concluded(found: dict[str, list[StepObservation]], held: StepsHeld, runs: d
     elif held.held < drift.steps and (outside := trajectories.first_outside(plain, compiled, moved)) is not None:
         drift.verdict, (drift.step, drift.what) = "leaves", outside
         drift.sentence = f"from step {drift.step} on the {drift.what} is farther off than in any moved run"
-    for step in held.outside:
-        if step not in certain:
+    for step in (step for step in held.outside if step not in certain):
+        far = step.size / step.limit >= STRONG and (step.answer is None or bool(step.answer.notes))
+        if drift.verdict == "rounding" and (far or step.step > drift.steps - LASTS):
+            drift.verdict, drift.outside, drift.step, drift.what = "undecided", step, step.step, step.what
+            drift.sentence = UNSEEN.format(step=step.step, what=step.what, size=step.size, limit=step.limit)
+        else:
             drift.notes.append(ONCE.format(step=step.step, what=step.what, size=step.size))
     return drift

@@ -216,8 +216,9 @@ class DriftRun(Watching):
         self._judge(mine)
 
     def _hold_state(self, optimizer: Any) -> None:
-        """Hold what a step has changed against what uncompiled ones have."""
-        self._judge(self._state(optimizer))
+        """Hold what a step has changed against what uncompiled ones have, where its gradients are right."""
+        if not (self._suspects and self._suspects[-1][0].step == self.step):
+            self._judge(self._state(optimizer))
 
     def _make_again(self, moved: int) -> bool:
         """Make the step again from its beginning; whether all of it came to an end."""
