@@ -64,6 +64,7 @@ SESSIONS = {
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
 ELSEWHERE = {
+    "drift": "watch/test_drift.py",
     "dump_config": "dump_plan/test_document.py",
     "explain": "cli/test_explain.py",
     "export": "export/test_forms.py",

@@ -50,7 +50,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "backends": frozenset({"msgspec", "numpy", "torch"}),
     "ops": frozenset({"torch"}),
     "diagnose": frozenset({"msgspec", "numpy", "torch"}),
-    "watch": frozenset({"msgspec", "torch"}),
+    "watch": frozenset({"msgspec", "numpy", "torch"}),
     "api": frozenset(),
     "compat": frozenset({"msgspec", "click", "torch"}),
     "testing": frozenset({"_pytest", "msgspec", "pytest"}),

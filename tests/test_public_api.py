@@ -31,11 +31,11 @@ from store.dump_helpers import OP, PLACE, new_writer, value
 PACKAGE = ROOT / "src" / "graphprobe"
 
 FUNCTIONS = """
-    assert_compiles_like_eager compare diagnose diagnose_passes disable dump enable explain export faulty get_backend
-    observe_pass open_dump open_run profile recompiles reduce report step trace watch wrap
+    assert_compiles_like_eager compare diagnose diagnose_passes disable drift dump enable explain export faulty
+    get_backend observe_pass open_dump open_run profile recompiles reduce report step trace watch wrap
 """.split()
 TYPES = """
-    ApiDumper Call CallDump CallSlot CaseReduction Comparison CompileProfiler CompilerConfig Diagnosis Explanation
+    ApiDumper Call CallDump CallSlot CaseReduction Comparison CompileProfiler CompilerConfig Diagnosis Drift Explanation
     Exported Faulty Finding GraphCalls Recompiles Run Watching Wrapped
 """.split()
 ERRORS = """

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from graphprobe.store.calls import Call, CallDump, CallSlot
     from graphprobe.store.dump_reader import GraphCalls
     from graphprobe.store.reader import Run
+    from graphprobe.store.watch_file import Drift
     from graphprobe.testing.assertion import CompiledDiffers, assert_compiles_like_eager
+    from graphprobe.watch.drift import drift
     from graphprobe.watch.watcher import Watching, step, watch
 
 __version__ = "0.2.0"
@@ -76,6 +78,7 @@ __all__ = [
     "CompiledDiffers",
     "CompilerConfig",
     "Diagnosis",
+    "Drift",
     "DumpConfigError",
     "Explanation",
     "Exported",
@@ -108,6 +111,7 @@ __all__ = [
     "diagnose",
     "diagnose_passes",
     "disable",
+    "drift",
     "dump",
     "enable",
     "explain",

@@ -145,6 +145,19 @@ if __name__ == "__main__":
     torch.compile(f, backend="eager")(torch.ones(4))
 """
 
+TRAINING = """\
+import torch
+
+torch.manual_seed(0)
+layer = torch.nn.Linear(3, 1)
+compiled = torch.compile(layer, backend="eager")
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    compiled(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+"""
+
 READING = {
     "ls": ["ls", "ls --all runs"],
     "show": ["show model__0/forward/graph", "show runs after:fuse"],
@@ -170,6 +183,7 @@ RUNNING = {
     "profile": ["profile program.py"],
     "diagnose": ["diagnose --backend eager program.py:make"],
     "watch": ["watch program.py"],
+    "drift": ["drift --steps 2 --perturbed 1 training.py"],
     "explain": ["explain program.py", "explain program.py:make"],
     "recompiles": ["recompiles program.py"],
     "reduce": ["reduce --after dynamo program.py"],
@@ -185,6 +199,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("runs", "torch_compile_debug"):
         record(tmp_path / name)
     (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "training.py").write_text(TRAINING)
     (tmp_path / "plain.py").write_text("import torch\ntorch.relu(torch.ones(3))\n")
     (tmp_path / "log.txt").write_text("nothing of torch\n")
     write_profile(profile_of(compiled()), tmp_path / "cold.json")

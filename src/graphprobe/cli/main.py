@@ -20,6 +20,7 @@ GROUPS = {
     "Find what is wrong": {
         "diagnose": "Find what goes wrong when a program is compiled, and prove it.",
         "watch": "Watch a long run, and find what makes the first NaN, spike or crash.",
+        "drift": "Say whether a compiled training drifts by a fault or by rounding.",
         "explain": "Show where a program breaks into graphs, and how to mend it.",
         "recompiles": "Show what is compiled again and again, why, and what helps.",
         "profile": "Show where compile time goes, by phase and by pass.",

@@ -23,9 +23,11 @@ from graphprobe.report.document import (
     SourcePlace,
     counted,
 )
+from graphprobe.report.drifted import print_drift, verdict_of_drift
 from graphprobe.report.html.render import html
 from graphprobe.report.run_document import print_run
 from graphprobe.store.reader import Run
+from graphprobe.store.watch_file import Drift
 
 CARDS = 3
 """Findings that a notebook shows; `print` has all."""
@@ -60,6 +62,8 @@ def text_of(result: Any) -> str:
         comparison.print_comparison(result.summary, file=file)
     elif isinstance(result, Profile):
         profile_document.print_profile(result, file=file)
+    elif isinstance(result, Drift):
+        print_drift(result, base=Path.cwd(), file=file)
     elif isinstance(result, Run):
         print_run(result, file=file)
     else:
@@ -71,6 +75,8 @@ def verdict_of(result: Any) -> DocumentVerdict:
     """What is shown of a result: its verdict, and below it what is known; raises TypeError of anything else."""
     if isinstance(result, Diagnosis):
         return _of_diagnosis(result)
+    if isinstance(result, Drift):
+        return verdict_of_drift(result)
     if isinstance(result, Comparison):
         summary = result.summary
         word, tone, told = comparison.outcome_of(summary)

@@ -26,7 +26,14 @@ UNCOMPILED = {
     "unknown": "whether the uncompiled program does it, too, is not known",
 }
 
-KINDS = {"nan": "NOT FINITE", "spike": "SPIKE", "shadow": "WRONG VALUES", "exception": "EXCEPTION", "signal": "SIGNAL"}
+KINDS = {
+    "nan": "NOT FINITE",
+    "spike": "SPIKE",
+    "shadow": "WRONG VALUES",
+    "exception": "EXCEPTION",
+    "signal": "SIGNAL",
+    "drift": "DRIFT",
+}
 
 
 def facts_of_answer(answer: WatchAnswer, base: Path | None = None) -> list[tuple[str, Content]]:

@@ -28,8 +28,9 @@ BREAKS = "graph_breaks.jsonl"
 """One graph break, or one function left uncompiled, a line."""
 LOGS = "logs"
 STEPS = "steps.jsonl"
-WATCH, ANSWER, CRASH = "watch.jsonl", "watch.json", "crash.txt"
-"""Of a watched program: a step a line, the answer to what went wrong, and the stack of a fatal signal."""
+WATCH, ANSWER, CRASH, HELD = "watch.jsonl", "watch.json", "crash.txt", "drift.json"
+"""Of a watched program: a step a line, the answer to what went wrong, the stack of a fatal signal, and the steps that
+were held against uncompiled ones."""
 CALLS, GRAPHS = "api_dump", "graph_dump"
 DUMPS = {CALLS: "calls of torch's API", GRAPHS: "operations of compiled graphs"}
 """Folders of a run with what `graphprobe run --dump` and `--dump-graph` dump, if nobody says where to."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.faces import ShowsItself
 from graphprobe.records import Int64
 from graphprobe.store import layout
 from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE, check_version, json_from_value, lines_from
 
-ANSWER_SCHEMA = 1
+ANSWER_SCHEMA = DRIFT_SCHEMA = 1
+
+Document = TypeVar("Document")
 
 Figure = float | str
 """A number; NaN and the infinities are text, `nan`, `inf` and `-inf`, for JSON has none."""
 
-TriggerKind = Literal["nan", "spike", "shadow", "exception", "signal"]
+TriggerKind = Literal["nan", "spike", "shadow", "exception", "signal", "drift"]
 
 
 class StepObservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -32,6 +36,7 @@ class StepObservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
         norm: of all gradients together; None where there are none.
         finite: whether loss and gradients are; of a call in inference whether its results hold no NaN.
         call: number of a call of a compiled function in inference, from 1; None of a step.
+        data: in a run of `drift`, digest of the tensors that the first compiled call of the step took.
         optimizer: number of the optimizer, from 0, in the order of their first steps.
         names: of the parameters with gradients, in the line of every so many steps; the next three have one entry each.
         gradients: the norms of their gradients.
@@ -45,6 +50,7 @@ class StepObservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     norm: Figure | None = None
     finite: bool = True
     call: Int64 | None = None
+    data: str = ""
     optimizer: Int64 = 0
     names: tuple[str, ...] = ()
     gradients: tuple[Figure, ...] = ()
@@ -105,6 +111,91 @@ class WatchAnswer(msgspec.Struct, kw_only=True):
     schema: int = ANSWER_SCHEMA
 
 
+class OutsideStep(msgspec.Struct, kw_only=True):
+    """A step of a compiled run that is outside of its envelope.
+
+    Attributes:
+        step: its number.
+        what: what is farthest outside, `gradient of fc1.weight`.
+        size: by how much it differs from that of the uncompiled step of the same state, relative.
+        limit: by how much rounding lets it differ.
+        others: how many more are outside.
+        lasts: one of the next two steps is outside, too.
+        answer: what the look into the step's calls has led to; None where there was none.
+    """
+
+    step: Int64
+    what: str
+    size: float
+    limit: float
+    others: Int64 = 0
+    lasts: bool = False
+    answer: WatchAnswer | None = None
+
+
+class StepsHeld(msgspec.Struct, kw_only=True):
+    """`drift.json` of a compiled run: its steps held against uncompiled ones of the same states.
+
+    Attributes:
+        held: how many were.
+        graphs: how many graphs were compiled.
+        outside: the steps outside, in order.
+        notes: what could not be done.
+    """
+
+    held: Int64 = 0
+    graphs: Int64 = 0
+    outside: list[OutsideStep] = []
+    notes: list[str] = []
+    schema: int = ANSWER_SCHEMA
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """By what factor a deviation grows each step.
+
+    Attributes:
+        factor: 1.0 does not grow.
+        error: its standard error.
+    """
+
+    factor: float
+    error: float
+
+
+class Drift(ShowsItself, msgspec.Struct, kw_only=True):
+    """What became of two trainings that are held against each other.
+
+    Attributes:
+        verdict: `rounding`; `leaves`: a step leaves the envelope; `other`: they are not the same training;
+            `undecided`.
+        sentence: the verdict in words.
+        step: the first that leaves the envelope; None where none does.
+        what: what leaves it, `gradient of fc1.weight`.
+        outside: the step with its evidence; None of runs whose steps were not made again.
+        steps: how many were compared.
+        held: how many of them were made again from the same state.
+        growth: of the compiled run, or of the second of two; None where nothing grows.
+        moved_growth: of each moved run.
+        deviations: of the gradients, a step each: `compiled`, or `b`, and `moved 0` and so on.
+        runs: the folder of each run by its name.
+        notes: what could not be done, and what else was seen.
+    """
+
+    verdict: Literal["rounding", "leaves", "other", "undecided"]
+    sentence: str
+    step: Int64 | None = None
+    what: str = ""
+    outside: OutsideStep | None = None
+    steps: Int64 = 0
+    held: Int64 = 0
+    growth: Growth | None = None
+    moved_growth: list[Growth] = []
+    deviations: dict[str, list[float]] = {}
+    runs: dict[str, str] = {}
+    notes: list[str] = []
+    schema: int = DRIFT_SCHEMA
+
+
 def figure(value: float) -> Figure:
     """The number as a line has it."""
     return value if math.isfinite(value) else str(value)
@@ -137,15 +228,27 @@ def read_answer(run: Run) -> WatchAnswer | None:
     Raises:
         SchemaError: the file cannot be read, or was written by another graphprobe.
     """
-    path = run.tool_dir / layout.ANSWER
+    return _read(run.tool_dir / layout.ANSWER, WatchAnswer, "answer of a watched run")
+
+
+def read_held(run: Run) -> StepsHeld:
+    """What came of holding the steps of a compiled run against uncompiled ones; empty where that was not written.
+
+    Raises:
+        SchemaError: the file cannot be read, or was written by another graphprobe.
+    """
+    return _read(run.tool_dir / layout.HELD, StepsHeld, "record of steps held") or StepsHeld()
+
+
+def _read(path: Path, form: type[Document], noun: str) -> Document | None:
     try:
         document = msgspec.json.decode(read_file(path))
     except FileNotFoundError:
         return None
     except UNREADABLE as error:
-        raise SchemaError(f"{path} is no answer of a watched run: {error}") from error
+        raise SchemaError(f"{path} is no {noun}: {error}") from error
     check_version(document.get("schema") if isinstance(document, dict) else None, ANSWER_SCHEMA, path=path)
     try:
-        return msgspec.convert(document, WatchAnswer)
+        return msgspec.convert(document, form)
     except UNREADABLE as error:
-        raise SchemaError(f"{path} is no answer of a watched run: {error}") from error
+        raise SchemaError(f"{path} is no {noun}: {error}") from error

@@ -51,10 +51,12 @@ class Woken(msgspec.Struct, kw_only=True):
     Attributes:
         seen: its observations of each step, all parameters included.
         operations: that made values that are not finite of finite ones, in the last step, which ran uncompiled.
+        runs: of `drift`, what each run of the step from here has come to; None of one that did not come to its end.
     """
 
     seen: list[StepObservation] = []
     operations: list[FirstOperation] = []
+    runs: list[dict[str, bytes] | None] = []
 
 
 @dataclass
@@ -128,7 +130,7 @@ class Sleepers:
         wake, wakes = os.pipe()
         reads, reply = os.pipe()
         files, drawn, parent = dict(_files()), random.getstate(), os.getpid()
-        _rest_openmp()
+        rest_openmp()
         process = after_fork.fork()
         if process:
             os.close(wake)
@@ -191,7 +193,10 @@ def _files() -> Iterator[tuple[int, tuple[int, int]]]:
 
 def _let_go(files: dict[int, tuple[int, int]], *, keep: tuple[int, ...]) -> None:
     """Share no position with the program: files to read are opened anew, all others lead to nowhere."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+    except PermissionError:  # in a copy of a copy, what is printed leads there already
+        nowhere = os.dup(1)
     for number, (flags, position) in files.items():
         if number in keep:
             continue
@@ -207,7 +212,7 @@ def _let_go(files: dict[int, tuple[int, int]], *, keep: tuple[int, ...]) -> None
         os.dup2(nowhere, standard)
 
 
-def _rest_openmp() -> None:
+def rest_openmp() -> None:
     """Have OpenMP end its threads, which start anew where they are needed: a copy that forks would wait for them."""
     for path in set(OPENMP.findall(Path("/proc/self/maps").read_text("utf-8"))):
         library: Any = ctypes.CDLL(path.strip())

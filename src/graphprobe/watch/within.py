@@ -122,6 +122,13 @@ class StepInquiry:
                 self.answer.inputs = str(file)
         return self.answer
 
+    def of_drift(self) -> WatchAnswer:
+        """Diagnose the step's calls, until one is wrong compiled."""
+        if not self.calls:
+            self.answer.notes.append(NO_CALL)
+        any(self._only_compiled(call, certain=False) for call in self.calls)
+        return self.answer
+
     def of_exception(self, error: BaseException, call: StepCall | None) -> WatchAnswer:
         """Find where an exception comes from, and whether the call that raised it does so uncompiled."""
         source = place_of(error)
@@ -232,6 +239,8 @@ def looked_into(
             inquiry.of_spike()
         elif answer.kind == "shadow":
             inquiry.of_shadow()
+        elif answer.kind == "drift":
+            inquiry.of_drift()
         elif error is not None and answer.kind == "exception":
             inquiry.of_exception(error, raised_in)
     except NoTimeLeft as spent:

@@ -1,0 +1,138 @@
+"""`graphprobe drift`: says whether a loss leaves the uncompiled one by a fault or by rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from graphprobe.cli.output import JsonTo, json_option, new_folder
+from graphprobe.cli.target import TargetCommand, is_run, program_of, program_options
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.visible import echo
+from graphprobe.store.watch_file import Drift, StepObservation
+
+EXITS = {"rounding": EXIT_OK, "leaves": EXIT_FOUND, "other": EXIT_UNDECIDED, "undecided": EXIT_UNDECIDED}
+
+
+@click.command(cls=TargetCommand, reads=is_run)
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="End after N steps.")
+@click.option(
+    "--perturbed",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Uncompiled runs that are moved by roundings.",
+)
+@click.option("--budget", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look.")
+@click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the runs. Default: one in graphprobe-drift.")
+@json_option
+@program_options
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | RUN_A RUN_B | RANKS")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    steps: int,
+    perturbed: int,
+    budget: float,
+    out_dir: str | None,
+    json_to: JsonTo,
+    module: str | None,
+    code: str | None,
+    words: tuple[str, ...],
+) -> None:
+    """Say whether a compiled training leaves the uncompiled one by a fault, or as rounding does.
+
+    SCRIPT runs uncompiled, compiled, and several times uncompiled with parameters and results moved by roundings. Each
+    run is a process of its own and starts from the same random numbers. The compiled run makes each step again,
+    uncompiled, from the same state. The answer names the first step that rounding does not explain, the parameter, and
+    what a diagnosis of that step finds.
+
+    RUN_A and RUN_B are folders of runs of `graphprobe watch` or `drift`: two machines, two versions. RANKS is the
+    folder with the runs of all ranks: the command names the step at which their parameters part.
+
+    Exit codes: 0 rounding, 1 a step leaves, 2 wrong usage, 125 undecided or not the same training.
+
+    \b
+    Examples:
+      graphprobe drift train.py --epochs 1
+      graphprobe drift --steps 500 train.py
+      graphprobe drift before_upgrade/ after_upgrade/
+    """
+    base = Path.cwd()
+    if module is None and code is None and words and is_run(words[0]):
+        drift, follow = _read(words), ["graphprobe", "watch", words[-1]]
+    else:
+        drift = _run(module, code, words, steps, perturbed, budget, out_dir)
+        follow = ["graphprobe", "watch", _near(drift.runs["compiled"], base)]
+    if not json_to.replaces_text(lambda: _document(drift)):
+        from graphprobe.report.drifted import print_drift, print_end_of_drift
+
+        print_drift(drift, base=base)
+        print_end_of_drift(drift, follow=follow, base=base)
+    ctx.exit(EXITS[drift.verdict])
+
+
+def _document(drift: Drift) -> object:
+    import msgspec
+
+    return msgspec.to_builtins(drift)
+
+
+def _near(folder: str, base: Path) -> str:
+    from graphprobe.report.terminal import near
+
+    return near(folder, base)
+
+
+def _run(
+    module: str | None,
+    code: str | None,
+    words: tuple[str, ...],
+    steps: int,
+    perturbed: int,
+    budget: float,
+    out_dir: str | None,
+) -> Drift:
+    target = program_of(module, code, words)
+    from graphprobe.probe import script
+
+    script.check(target)
+    out = None if out_dir is None else new_folder(out_dir)
+    from graphprobe.watch.drift import drift_of
+
+    def program() -> str | None:
+        return script.run(target).problem
+
+    return drift_of(
+        program,
+        steps=steps,
+        perturbed=perturbed,
+        budget_s=budget,
+        out_dir=out,
+        tell=lambda text: echo(f"graphprobe: {text} …", err=True),
+    )
+
+
+def _read(words: tuple[str, ...]) -> Drift:
+    """What two runs, or the ranks of one, have become."""
+    from graphprobe.store.reader import Run
+    from graphprobe.store.watch_file import read_observations
+    from graphprobe.watch.trajectories import held_together, ranks_part
+
+    def steps_of(run: Run) -> list[StepObservation]:
+        return [seen for seen in read_observations(run) if seen.call is None]
+
+    if len(words) == 2:
+        runs = [Run.open(word) for word in words]
+        drift = held_together(*map(steps_of, runs))
+        drift.runs = {name: str(run.run_dir) for name, run in zip("ab", runs, strict=True)}
+        return drift
+    if len(words) > 2:
+        raise UsageError(f"drift takes two runs, not {len(words)}: {' '.join(words)}")
+    ranks = {run.manifest.rank: steps_of(run) for run in Run.find_all(words[0])}
+    if len(ranks) < 2:
+        hint = "graphprobe drift RUN_A RUN_B, or the folder with the runs of all ranks"
+        raise UsageError(f"{words[0]} holds no runs of several ranks", hint=hint)
+    return ranks_part(ranks)
