@@ -28,7 +28,7 @@ from graphprobe.store.schema import json_from_value
 from graphprobe.store.watch_file import OutsideStep, StepObservation, StepsHeld, WatchAnswer
 from graphprobe.watch.envelope import Envelope, Figure
 from graphprobe.watch.further_back import Rerun, Sleepers
-from graphprobe.watch.observation import OptimizerObserver, parameters_of, plain_tensor
+from graphprobe.watch.observation import OptimizerObserver, plain_tensor, with_gradients
 from graphprobe.watch.triggers import triggers_from
 from graphprobe.watch.watcher import Watching
 from graphprobe.watch.within import looked_into
@@ -186,7 +186,7 @@ class DriftRun(Watching):
     def _gradients(self, optimizer: Any, loss: torch.Tensor | None) -> dict[str, Array]:
         assert self._observer is not None
         with quiet():
-            found = {f"gradient of {self._observer.name_of(p)}": _array(p.grad) for p in parameters_of(optimizer)}
+            found = {f"gradient of {self._observer.name_of(p)}": _array(p.grad) for p in _owned(optimizer)}
             if loss is not None:
                 found[LOSS] = _array(loss)
             return found | {DRAWN: torch.get_rng_state().numpy()}
@@ -195,7 +195,7 @@ class DriftRun(Watching):
         """Parameters, and the buffers of what is compiled."""
         assert self._observer is not None
         with quiet():
-            found = {f"update of {self._observer.name_of(p)}": _array(p) for p in parameters_of(optimizer)}
+            found = {f"update of {self._observer.name_of(p)}": _array(p) for p in _owned(optimizer)}
             functions = [c.kept["watched"] for c in self._compiled.compiled if "watched" in c.kept]
             for name, tensor in (one for function in functions for one in function.state()):
                 if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point():
@@ -294,3 +294,8 @@ def _array(tensor: Any) -> Array:
 
 def _as_bytes(values: dict[str, Array]) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in values.items()}
+
+
+def _owned(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters of an optimizer that have gradients."""
+    return with_gradients(p for group in optimizer.param_groups for p in group["params"])
