@@ -191,7 +191,7 @@ def run_repro(run_warm: Callable[..., Finished], tmp_path: Path) -> Repro:
     """Writes the repro of a case, and runs it."""
 
     def run_repro(case: Case, folder: str = "it") -> Finished:
-        write_dossier(tmp_path / folder, case, finding_of(case, "because"), versions={})
+        write_dossier(tmp_path / folder, case, finding_of(case, "because"))
         return run_warm("repro.py", cwd=tmp_path / folder)
 
     return run_repro

@@ -23,8 +23,8 @@ class Case:
         dynamic: as `torch.compile` takes it.
         grad: run the backward of the sum of all outputs that require gradients, each weighted by a ramp from 0.5 to
             1.5, and compare the gradients of the inputs and parameters that require them.
-        inductor_config, functorch_config, dynamo_config: settings of `torch._inductor.config`, … other than the
-            defaults, by dotted name; JSON values only.
+        configs: settings of `torch._inductor.config`, … other than the defaults, by package (`inductor`, `functorch`,
+            `dynamo`) and dotted name; JSON values only.
         allowed: for every call, for every floating-point leaf of (outputs, inputs after the call, gradients), in this
             order, a float64 tensor of its shape, or one that broadcasts to it: how far compiled and eager may be
             apart; infinity where an element is not judged. Complex leaves count. Parameters come in order of their
@@ -47,9 +47,7 @@ class Case:
     backend: str = "inductor"
     dynamic: bool | None = None
     grad: bool = False
-    inductor_config: dict[str, Any] = field(default_factory=dict)
-    functorch_config: dict[str, Any] = field(default_factory=dict)
-    dynamo_config: dict[str, Any] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     allowed: list[list[torch.Tensor]] = field(default_factory=list)
     via: Literal["dynamo", "aot"] = "dynamo"
     caches: bool = False
@@ -57,11 +55,6 @@ class Case:
     hooks: dict[str, OwnBackend] = field(default_factory=dict)
     unsaved: tuple[str, ...] = ()
     unsaved_settings: tuple[str, ...] = ()
-
-    @property
-    def configs(self) -> dict[str, dict[str, Any]]:
-        """The settings by package of torch."""
-        return {"inductor": self.inductor_config, "functorch": self.functorch_config, "dynamo": self.dynamo_config}
 
     @property
     def backend_shown(self) -> str:

@@ -15,7 +15,7 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import check, program_of, settings_of
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.local import local_error
-from graphprobe.diagnose.rungs import RungReport, Watch, graphs_rung, kernel_rung, run_program
+from graphprobe.diagnose.rungs import Watch, graphs_rung, kernel_rung, run_program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied_together, flat_outputs, run_graph
@@ -126,7 +126,7 @@ def _evaluate(case: Case, compilation: Compilation) -> Seen:
     """Is Inductor's IR of each graph right? Nothing is compiled, so that no kernel can end the process."""
     watch = Watch()
     with bypassed(), settings_of(case):
-        run_program(program_of(case), compilation, graphs_rung(watch, "post_grad"), RungReport())
+        run_program(program_of(case), compilation, graphs_rung(watch, "post_grad"))
         answers = [loops_of(graph.graph, inputs) for graph in watch.graphs for inputs in graph.inputs[:1]]
     order: tuple[Loops, ...] = ("wrong", "unknown", "right")
     worst = next((answer for answer in order if answer in answers), None)
@@ -135,10 +135,8 @@ def _evaluate(case: Case, compilation: Compilation) -> Seen:
 
 def _raise(case: Case, compilation: Compilation) -> Seen:
     """Compile to the end: where does the exception come from?"""
-    report = RungReport()
     with bypassed(), settings_of(case):
-        run_program(program_of(case), compilation, kernel_rung(Watch(), expose=False), report)
-    return Seen(report.origin)
+        return Seen(run_program(program_of(case), compilation, kernel_rung(Watch(), expose=False)).origin)
 
 
 def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:

@@ -484,5 +484,19 @@ def names_of_code(code: types.CodeType) -> Iterator[str]:
             yield from names_of_code(constant)
 
 
+def variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables that a function finds outside of it, and its defaults."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not filled yet
+            yield name, cell.cell_contents
+    for name in dict.fromkeys(names_of_code(code)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    defaults = function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
 def _tail(qualname: str) -> str:
     return qualname.rpartition("<locals>.")[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,6 @@ def differing(
     other_eager_afters: Sequence[Mapping[str, Any]],
     *,
     compiled_before: Mapping[str, Any] | None = None,
-    close: Callable[[Any, Any], bool] = nearly_equal,
 ) -> list[Effect]:
     """What the compiled call left otherwise than the uncompiled one, where uncompiled calls agree with each other.
 
@@ -110,7 +109,6 @@ def differing(
     Args:
         before: the snapshot before the uncompiled call.
         compiled_before: the one before the compiled call, where that is another.
-        close: whether two values are the same.
     """
     start = before if compiled_before is None else compiled_before
     with quiet():
@@ -118,14 +116,14 @@ def differing(
             label
             for run in other_eager_afters
             for label in {*eager_after, *run}
-            if not close(eager_after.get(label, _NOTHING), run.get(label, _NOTHING))
+            if not nearly_equal(eager_after.get(label, _NOTHING), run.get(label, _NOTHING))
         }
         skipped = [part for label in unsteady for part in _below(label)]
         unsteady |= _drawn_from_torch(before, eager_after, start, compiled_after)
         found: list[Effect] = []
         for label in dict.fromkeys([*eager_after, *compiled_after]):
             e, c = eager_after.get(label, _NOTHING), compiled_after.get(label, _NOTHING)
-            if label in unsteady or close(e, c) or label.startswith(tuple(skipped)):
+            if label in unsteady or nearly_equal(e, c) or label.startswith(tuple(skipped)):
                 continue
             if not (is_generator(e) and is_generator(c)):
                 found.append(Effect(label, _said(e), _said(c)))

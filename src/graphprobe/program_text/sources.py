@@ -151,20 +151,17 @@ def attribute_names(code: CodeType) -> set[str]:
     return {name for c in all_codes(code) for name in c.co_names}
 
 
-def names_when_defined(node: ast.AST, *, decorated: bool = True, annotations: bool = True) -> Iterator[str]:
-    """Names that a statement reads when it is executed: not those inside of functions.
+def defining_names(node: ast.AST, *, decorated: bool = True) -> set[str]:
+    """Names that a statement reads when it is executed: not those inside of functions. Annotations are texts.
 
-    Args:
-        decorated: with those of what decorates it.
-        annotations: with those in annotations; else these are texts.
+    `decorated`: with those of what decorates it.
     """
-    for part in read_when_defined(node, decorated=decorated, annotations=annotations):
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
-            yield part.id
+    parts = read_when_defined(node, decorated=decorated, annotations=False)
+    return {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
 
 
 def read_when_defined(node: ast.AST, *, decorated: bool = True, annotations: bool = True) -> Iterator[ast.AST]:
-    """The parts of a statement that are executed with it; as for `names_when_defined`."""
+    """The parts of a statement that are executed with it, as for `defining_names`; and annotations, if so asked."""
     yield node
     parts: Iterable[ast.AST | None] = ast.iter_child_nodes(node)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -352,11 +349,6 @@ def top_level(tree: ast.AST) -> dict[str, Definition]:
 def definitions_of(module: _Module) -> dict[str, Definition]:
     """The same of a module whose text is known; of another nothing."""
     return top_level(module.source.tree) if module.source is not None else {}
-
-
-def defining_names(node: ast.AST, *, decorated: bool = True) -> Iterator[str]:
-    """Names that a definition reads when it is executed; annotations are texts, and are not read."""
-    return names_when_defined(node, decorated=decorated, annotations=False)
 
 
 def literals_of(node: ast.AST) -> dict[str, Any]:

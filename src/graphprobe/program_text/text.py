@@ -32,7 +32,6 @@ from graphprobe.program_text.sources import (
     global_names,
     imported_as,
     literals_of,
-    names_when_defined,
     read_when_defined,
 )
 
@@ -215,14 +214,17 @@ def program_text(
         raise Unwritable("its values are nested too deeply") from error
 
 
-def placed_text(roots: Mapping[str, Any], program: type[TextProgram] = TextProgram) -> ProgramText:
+def placed_text(roots: Mapping[str, Any]) -> ProgramText:
     """The program that values lead to as one text, which `loading.Program` runs: modules keep names and lines.
 
     Raises:
         Unwritable: it leads to too much.
     """
-    placed = type("Placed", (program,), {"in_place": True})
-    return program_text(roots, reserved=dict.fromkeys((*HELPERS, ROOTS)), program=placed)
+    return program_text(roots, reserved=dict.fromkeys((*HELPERS, ROOTS)), program=_InPlace)
+
+
+class _InPlace(TextProgram):
+    in_place = True
 
 
 class _Writer(ObjectTexts):
@@ -379,7 +381,7 @@ class _Writer(ObjectTexts):
             if key in self.done:
                 continue
             self.done.add(key)
-            self._values_called(module, set(defining_names(statement)), set())
+            self._values_called(module, defining_names(statement), set())
             if isinstance(statement, Definition) and statement.name == name:
                 self.define(module, statement, decorated=True)
                 continue
@@ -454,7 +456,7 @@ class _Writer(ObjectTexts):
             self.done.add((module.name, f"def {node.name}"))
             self._values_for(module, node, decorated=decorated)
             if isinstance(node, ast.ClassDef):
-                called = {name for part in node.decorator_list for name in names_when_defined(part)}
+                called = {name for part in node.decorator_list for name in defining_names(part)}
                 self._values_called(module, called, set())
             assert module.source is not None
             text = module.source.plain_text(node, decorated=decorated, placed=self.program.in_place)
@@ -464,7 +466,7 @@ class _Writer(ObjectTexts):
     def _values_for(self, module: _Module, node: ast.AST, *, decorated: bool = False) -> None:
         """Have in place what a definition reads when it is executed."""
         before = str(self.texts_of[""])
-        for name in sorted(set(defining_names(node, decorated=decorated)) - {getattr(node, "name", "")}):
+        for name in sorted(defining_names(node, decorated=decorated) - {getattr(node, "name", "")}):
             self.global_value(module, name)
         for part in read_when_defined(node, decorated=decorated, annotations=False):
             value = part.value if isinstance(part, ast.Attribute) else None

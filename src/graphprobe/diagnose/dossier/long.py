@@ -99,10 +99,10 @@ def _own(key: str, own: OwnBackend) -> str:
 
 
 def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
-    configs = case.configs
+    configs = dict(case.configs)
     if case.caches:
-        configs["inductor"] = {"fx_graph_cache": True, **configs["inductor"]}
-        configs["functorch"] = {"enable_autograd_cache": True, **configs["functorch"]}
+        configs["inductor"] = {"fx_graph_cache": True, **configs.get("inductor", {})}
+        configs["functorch"] = {"enable_autograd_cache": True, **configs.get("functorch", {})}
     return {
         "kind": case.kind,
         "backend": case.backend if case.own_backend is None else case.own_backend.name,
@@ -122,9 +122,8 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
 def _problems(case: Case) -> list[str]:
     found = list(case.unsaved)
     found += [f"call {i}: {line}" for i, call in enumerate(case.calls) for line in call.opaque]
-    for name in ("inductor_config", "functorch_config", "dynamo_config"):
-        bad = [key for key, value in getattr(case, name).items() if not is_json({key: value})]
-        found += [f"{name}: {key} has no JSON value" for key in bad]
+    for package, changes in case.configs.items():
+        found += [f"{package}: {key} has no JSON value" for key, value in changes.items() if not is_json({key: value})]
     if case.allowed and len(case.allowed) != len(case.calls):
         found.append(f"{len(case.calls)} calls, allowed differences for {len(case.allowed)}")
     return found if case.calls else [*found, "no call was captured"]

@@ -19,10 +19,9 @@ import torch
 
 from graphprobe.diagnose.dossier.case_check import made_of
 from graphprobe.engine.naming import is_library, short_place
-from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered, unwrapped
+from graphprobe.internals.aot_backends import aot_arguments, registered, unwrapped
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.program_text.encoding import Encoder
-from graphprobe.program_text.libraries import RebuildCall
 from graphprobe.program_text.loading import first_line
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.program_text.plain_values import Unwritable
@@ -238,14 +237,11 @@ class OwnProgram(TextProgram):
             self._globals.setdefault(id(value), []).append((namespace, name))
 
     def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        """As for any program; backends of AOTAutograd by what they were given."""
+        """As for any program; an operator that the program registers has no text."""
         operator = operator_of(value)
         if operator is not None and operator.namespace not in STOCK_OPS:
             raise NotRecordable(f"it uses the operator {value}, which the program registers")
-        arguments = aot_arguments(value)
-        if arguments is None:
-            return super().describe(value, entry, path)
-        return self._encoder.call(RebuildCall(aot_autograd(), (), arguments), entry, path)
+        return super().describe(value, entry, path)
 
     def _place(self, value: Any) -> Place | None:
         found = super()._place(value)

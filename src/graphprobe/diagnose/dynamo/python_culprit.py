@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from graphprobe.diagnose.dynamo.frame_places import is_users
 from graphprobe.diagnose.dynamo.python_source import Named, function_node, own_nodes, source_at
-from graphprobe.judge.effect_walk import names_of_code
+from graphprobe.judge.effect_walk import variables_of
 
 MOST_FUNCTIONS = 200
 """Functions that are looked at."""
@@ -75,23 +75,6 @@ def _is_users_class(kind: type) -> bool:
 def _attributes(value: Any) -> dict[str, Any]:
     found = getattr(value, "__dict__", None)
     return found if isinstance(found, dict) else {}
-
-
-def variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables that a function finds outside of it, and its defaults."""
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    for name in dict.fromkeys(names_of_code(code)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    defaults = function.__defaults__ or ()
-    named = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    yield from zip(named, defaults, strict=True)
-    yield from (function.__kwdefaults__ or {}).items()
 
 
 def returned_names(fn: Callable[..., Any], path: str) -> list[Named]:

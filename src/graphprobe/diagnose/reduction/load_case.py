@@ -66,7 +66,6 @@ def _of_dossier(folder: Path) -> Case:
     missing = [f"call{i}.inputs" for i, call in enumerate(calls) if call is None]
     if missing:
         raise UsageError(f"{folder} lacks {', '.join(missing)}", hint="The .safetensors and the .json file of each.")
-    configs = settings["configs"]
     backend = settings["backend"]
     owns = {key: OwnBackend(**facts) for key, facts in settings.get("own", {}).items()}
     own = owns.pop("backend", None)
@@ -80,9 +79,7 @@ def _of_dossier(folder: Path) -> Case:
         own_backend=own,
         dynamic=settings["dynamic"],
         grad=settings["grad"],
-        inductor_config=configs.get("inductor", {}),
-        functorch_config=configs.get("functorch", {}),
-        dynamo_config=configs.get("dynamo", {}),
+        configs=settings["configs"],
         via=settings.get("via", "dynamo"),
         hooks=owns,
         unsaved_settings=tuple(settings.get("unsaved", ())),

@@ -22,7 +22,6 @@ from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import FxCandidate
 from graphprobe.diagnose.reduction.service import Job, Service, limit, uses_cuda, warm_up
-from graphprobe.diagnose.settings import versions
 from graphprobe.engine.worker import Worker
 from graphprobe.internals import after_fork
 from graphprobe.reduce.outcome import Answer, OracleVerdict
@@ -150,7 +149,7 @@ class CommandOracle:
         except (CannotCut, NotApplicable) as error:
             return unresolved(f"it cannot be built: {error}")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
-            problems = write_dossier(Path(parent) / "case", case, finding_of(case, ""), versions=versions())
+            problems = write_dossier(Path(parent) / "case", case, finding_of(case, ""))
             if problems:
                 return unresolved("; ".join(problems))
             answer = self._run(Path(parent) / "case", case)

@@ -20,7 +20,7 @@ from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.reduce_case import TIMEOUT_S
 from graphprobe.diagnose.reduction.service import Job, Service
-from graphprobe.diagnose.settings import changed_settings, versions
+from graphprobe.diagnose.settings import changed_settings
 from graphprobe.engine.memory import free_memory
 from graphprobe.engine.replay import synthetic
 from graphprobe.engine.values import capture
@@ -48,8 +48,8 @@ def case_of(graph: GraphModule, values: Sequence[Any], backend: GraphBackend, *,
     with quiet():
         inputs = capture(list(values))
     changed = changed_settings().with_inductor(backend.settings)
-    for name in [name for name in changed.dynamo if name.startswith("repro_")]:
-        del changed.dynamo[name]
+    for name in [name for name in changed.configs["dynamo"] if name.startswith("repro_")]:
+        del changed.configs["dynamo"][name]
     chosen = backend.name or backend.compile
     own, why = own_backend(chosen), why_no_text(chosen)
     state = [*graph.parameters(), *graph.buffers()]
@@ -144,7 +144,7 @@ def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float | None, fail
     The case itself goes to `<folder>-case`.
     """
     dossier = folder.with_name(f"{folder.name}-case")
-    write_dossier(dossier, case, finding_of(case, "the case before it was reduced"), versions=versions())
+    write_dossier(dossier, case, finding_of(case, "the case before it was reduced"))
     command = [sys.executable, "-m", "graphprobe", "reduce", str(dossier), "-o", str(folder)]
     command += ["--timeout", f"{timeout_s or TIMEOUT_S:g}"] + (["--fail-regex", fail_regex] if fail_regex else [])
     return subprocess.run(command, capture_output=True, check=False).returncode

@@ -20,7 +20,7 @@ from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.local import LocalError, Suspect, comparable
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
+from graphprobe.diagnose.rungs import DynamoGraph, Watch, aot_rung, dynamo_rung, run_program, stage_rung
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing, isolated
 from graphprobe.engine.interpret import plain_value, run_graph
@@ -151,10 +151,8 @@ class _NodeSearch:
 
 
 def _run(case: Case, stage: str, compilation: Compilation) -> list[ObservationRecord]:
-    report = RungReport()
     program = Program(case.graph, [(call.restore(), {}) for call in case.calls], grad=bool(case.grad))
-    run_program(program, compilation, rung_backend(stage, Watch(), compilation), report)
-    return report.calls
+    return run_program(program, compilation, rung_backend(stage, Watch(), compilation)).calls
 
 
 def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, int]]) -> Node:

@@ -238,7 +238,5 @@ def _explains(ladder: Ladder, findings: Sequence[Finding]) -> bool:
 
 def left_uncompiled(program: Program, compilation: Compilation, names: Sequence[str]) -> RungReport:
     """The program as its user compiles it, with these operators between the graphs."""
-    report = RungReport()
     with caches_renewed(), without_fakes(names):
-        run_program(program, replace(compilation, fullgraph=False), compilation.backend, report)
-    return report
+        return run_program(program, replace(compilation, fullgraph=False), compilation.backend)

@@ -167,7 +167,7 @@ def find_whole(
     """
     report, watch = RungReport(), Watch(file=program.file)
     suspect = _accused(program, compilation, known, where)
-    run_program(program, compilation, dynamo_rung(watch), RungReport())
+    run_program(program, compilation, dynamo_rung(watch))
     if observed is not None:
         suspect = stale_number(watch.dynamo, [[*call.outputs, *call.inputs] for call in map(read, observed)])
     if suspect is not None:
