@@ -263,7 +263,7 @@ class Ladder:
             judge = partial(judged, self.reference, calls, doubting=as_user or rung == self.top)
             found = self._judge(judge, Judged)
             while found is not None and found.asks:
-                self.reference.add(found.asks)
+                self.reference.make(found.asks)
                 found = self._judge(judge, Judged)
         except NoTimeLeft as spent:
             self._noise_unknown = True

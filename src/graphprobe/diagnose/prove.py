@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.culprit import LARGEST, named, ranked, shortened
-from graphprobe.diagnose.dossier.own_backend import own_backend, why_no_text
+from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.writer import NOT_ALONE, run_repro, shown_or_long, write_dossier
 from graphprobe.diagnose.evidence import RAISED, evidence_of
@@ -96,8 +96,7 @@ class Prover:
     def __init__(self, compilation: Compilation, dynamo: Sequence[DynamoGraph], grad: bool) -> None:
         self.compilation, self.dynamo, self.grad = compilation, dynamo, grad
         self.changed: Changed = changed_settings().with_inductor(compilation.inductor_settings)
-        self.own_backend = None if compilation.maker is None else own_backend(compilation.backend)
-        why = why_no_text(compilation.backend) if compilation.maker is not None else ""
+        self.own_backend, why = own_backend(compilation.backend)
         self.unsaved = (why,) if why else ()
         self.compiles = 0
         self.check_s = 0.0  # the longest check of a piece so far that ended

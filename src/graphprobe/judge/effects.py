@@ -119,7 +119,8 @@ def differing(
             if not nearly_equal(eager_after.get(label, _NOTHING), run.get(label, _NOTHING))
         }
         skipped = [part for label in unsteady for part in _below(label)]
-        unsteady |= _drawn_from_torch(before, eager_after, start, compiled_after)
+        if eager_after.get(NUMPY) != before.get(NUMPY) and compiled_after.get(TORCH) != start.get(TORCH):
+            unsteady |= {NUMPY, TORCH}
         found: list[Effect] = []
         for label in dict.fromkeys([*eager_after, *compiled_after]):
             e, c = eager_after.get(label, _NOTHING), compiled_after.get(label, _NOTHING)
@@ -172,14 +173,6 @@ def _nearly(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     relative = 1e-5 if eps < 1e-4 else max(1e-3, 2 * eps)
     return bool((x - y).abs().max() <= relative * torch.maximum(x.abs().max(), y.abs().max()) + 1e-7)
-
-
-def _drawn_from_torch(
-    before: Mapping[str, Any], eager: Mapping[str, Any], start: Mapping[str, Any], compiled: Mapping[str, Any]
-) -> set[str]:
-    """The generators of numpy and torch, where the compiled call may have moved torch's in place of numpy's."""
-    drawn = eager.get(NUMPY) != before.get(NUMPY) and compiled.get(TORCH) != start.get(TORCH)
-    return {NUMPY, TORCH} if drawn else set()
 
 
 def _moved(label: str, e: str, c: str, by_eager: bool, by_compiled: bool) -> Effect | None:

@@ -216,7 +216,8 @@ def observe(
         file: takes the large values.
     """
     leaves, own = contents_of(result), len(tree_leaves(result))
-    leaves = [_detached(leaf) for leaf in leaves[:own]] + [_alone(leaf) for leaf in leaves[own:]]
+    shown = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves[:own]]
+    leaves = shown + [_alone(leaf) for leaf in leaves[own:]]
     parts = [part for tensor in inputs for part in plain_parts(tensor)]
     with quiet():  # a float64 run would widen them
         after = [part.detach() for part in parts]
@@ -247,10 +248,6 @@ def _alone(value: Any) -> Any:
     if type(value) is float:
         return torch.tensor(value, dtype=torch.float64)
     return value.detach().clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def reachable_modules(*roots: Any) -> list[Module]:

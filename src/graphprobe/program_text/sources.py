@@ -8,6 +8,7 @@ import copy
 import dis
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import site
@@ -142,7 +143,8 @@ def imported_modules(code: CodeType, namespace: Mapping[str, Any]) -> set[str]:
             package = str(namespace.get("__package__") or "")
             base = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
             name = ".".join(filter(None, [base, step.argval]))
-            found.update(part for part in _prefixes(name) if part in sys.modules)
+            prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
+            found.update(part for part in prefixes if part in sys.modules)
     return found
 
 
@@ -228,12 +230,6 @@ def _installed(file: str) -> bool:
 def _library_folders() -> list[str]:
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return [os.path.realpath(path) for path in {*paths, *site.getsitepackages(), site.getusersitepackages()} if path]
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    for i in range(len(parts)):
-        yield ".".join(parts[: i + 1])
 
 
 def statements_about(tree: ast.Module, name: str, made: ast.stmt, value: Any) -> Iterator[ast.stmt]:

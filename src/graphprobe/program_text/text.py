@@ -571,9 +571,6 @@ def _import(module: str, name: str) -> str:
 
 def _import_from(record: Mapping[str, Any], value: Any, name: str) -> str:
     module, leaf = record["module"], record["qualname"]
-    short = next((m for m in ("torch", "torch.nn") if module.startswith("torch") and _holds(m, leaf, value)), module)
+    usual = ("torch", "torch.nn") if module.startswith("torch") else ()
+    short = next((m for m in usual if vars(sys.modules[m]).get(leaf) is value), module)
     return f"from {short} import {leaf}" if leaf == name else f"from {short} import {leaf} as {name}"
-
-
-def _holds(module: str, name: str, value: Any) -> bool:
-    return vars(sys.modules[module]).get(name) is value

@@ -77,28 +77,18 @@ class WrittenBackend:
         return self.function(gm, inputs)
 
 
-def own_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
-    """The text of a backend of the program.
+def own_backend(backend: str | Callable[..., Any]) -> tuple[OwnBackend | None, str]:
+    """The text of a backend of the program; or why it has none, as a sentence without its dot.
 
     It may use whatever stands at the top level of its module, modules of torch, of the standard library, of installed
     packages, and values that a text can give. A name is looked up where the program has registered it.
 
-    Returns:
-        None for a name that stock torch knows, and where `why_no_text` says why.
+    A name that stock torch knows needs none, for no reason.
     """
     try:
-        return _told_backend(backend)
-    except Unwritable:
-        return None
-
-
-def why_no_text(backend: str | Callable[..., Any]) -> str:
-    """Why `own_backend` gives None for this one: a sentence without its dot; empty where it needs none, or has one."""
-    try:
-        _told_backend(backend)
+        return _told_backend(backend), ""
     except Unwritable as error:
-        return f"the backend {shown_name(backend)} cannot be saved: {error}"
-    return ""
+        return None, f"the backend {shown_name(backend)} cannot be saved: {error}"
 
 
 def own_hook(value: Any) -> OwnBackend:

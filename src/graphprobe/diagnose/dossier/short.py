@@ -7,7 +7,6 @@ import copy
 import importlib
 import inspect
 import itertools
-import json
 import keyword
 import logging
 import math
@@ -23,13 +22,12 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, reference_of
 from graphprobe.diagnose.dossier.long import (
     assignments,
+    compilation_text,
     is_aten,
     own_lines,
     repeats_for,
-    setting_lines,
     state_lines,
 )
-from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.plain import FILE, FUNCTION, Form, PlainFunction, PlainInputs, values_of
 from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.template import (
@@ -289,14 +287,11 @@ class _Script:
         for new, old in zip(calls, self.case.calls, strict=True):
             new.doc["rng"], new.doc["state"] = old.doc["rng"], old.doc["state"]
             new.tensors.update({name: value for name, value in old.tensors.items() if name.startswith("rng.")})
+        state = Program(graph, []).state()
         for name in held:
             with torch.no_grad():
-                self._held_in(graph, name).copy_(space[name])
+                state[self.held[name]].copy_(space[name])
         return replace(self.case, graph=graph, calls=calls)
-
-    def _held_in(self, graph: torch.fx.GraphModule, name: str) -> torch.Tensor:
-        """The tensor of a copy of the graph that `name` stands for."""
-        return Program(graph, []).state()[self.held[name]]
 
 
 def _position(value: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
@@ -393,34 +388,20 @@ class _ProgramScript:
         if new:
             given["fn"] = f"{given['fn']}(){'' if self.fn.training else '.eval()'}"
         run = self._run(entry, given)
-        options, own, settings = self._compiled()
+        options, own, settings = compilation_text(self.compilation)
         called = f'runpy.run_path(__file__)["{entry}"]'
         eager, compiled = f"{called}()", f"{called}({', '.join(f'{name}={value}' for name, value in options.items())})"
         used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
-        seed = ["torch.manual_seed(0)"] if text.drawn else []
+        head = [*state_lines(self.program.grad), *settings, *(["torch.manual_seed(0)"] if text.drawn else [])]
         needed = {*text.imports, *(["import re"] if "re.sub(" in run else [])}
         bound = bound_of(self.finding)
         how: dict[str, Any] = {"bounds": () if bound is None else (bound,), "rtol": RTOL if bound else 0.0}
         how |= {"limit_s": int(HANG_S), "text": self.kind == "side_effect" or self.plain, "optional": True}
         check = partial(check_text, self.kind, eager, compiled, **how)
-        parts = [*used, re.sub(r"\n{3,}", "\n\n", text.text.strip()), own.strip(), run]
+        parts = [*used, re.sub(r"\n{3,}", "\n\n", text.text.strip()), own, run]
         imports = sorted(needed - {"import torch", "import torch.nn"})
-        script = script_of([title_of(self.finding)], imports, parts, check, [*settings, *seed], as_main=True)
+        script = script_of([title_of(self.finding)], imports, parts, check, head, as_main=True)
         return Short(script, script.replace(compiled, f"{called}({control_of(self.finding)})"))
-
-    def _compiled(self) -> tuple[dict[str, str], str, list[str]]:
-        """Arguments of `torch.compile`, what defines the program's backend and hooks, and the settings, as text."""
-        compilation, changed = self.compilation, self.compilation.changed()
-        own = None if compilation.maker is None else own_backend(compilation.backend)
-        if compilation.maker is not None and own is None:
-            raise Unwritable("its backend has no text")
-        text = own_lines(own, changed.hooks)
-        if text is None:
-            raise Unwritable("the backend and the hooks use one name for different things")
-        options = {"backend": json.dumps(compilation.backend) if own is None else own.name}
-        options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
-        options |= {"fullgraph": "True"} if compilation.fullgraph else {}
-        return options, text, [*state_lines(self.program.grad), *setting_lines(changed.configs)]
 
     def _arguments(self) -> list[dict[str, tuple[str, Any]]]:
         """For each call the key of each argument, with how it is passed and its value."""

@@ -150,7 +150,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(GraphprobeError, OSError, ValueError, TypeError, RuntimeError):
             (folder / EXACT).mkdir(parents=True)
-            if _write(folder / EXACT, program, compilation, finding, None):
+            if write_program_proof(folder / EXACT, program, compilation, finding, None):
                 shutil.rmtree(folder / EXACT)
         return _proven(folder, finding, shown)
     if code == EXIT_FOUND:
@@ -177,7 +177,7 @@ def _long_form(
     for tolerance in tolerances:
         try:
             folder.mkdir(parents=True)
-            problems = _write(folder, program, compilation, finding, tolerance)
+            problems = write_program_proof(folder, program, compilation, finding, tolerance)
         except (GraphprobeError, OSError, ValueError, TypeError, RuntimeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
         code = run_repro(folder, finding.stage) if not problems else None
@@ -218,27 +218,6 @@ def _proven(folder: Path, finding: Finding, shown: Short | None) -> Finding:
     beside = {name: "the same with all that can be compared" for name in [EXACT] if (folder / name).is_dir()}
     write_proof(folder, finding, shown, files=beside)
     return finding
-
-
-def _write(
-    folder: Path, program: Program, compilation: Compilation, finding: Finding, tolerance: float | None
-) -> list[str]:
-    changed = compilation.changed()
-    return write_program_proof(
-        folder,
-        program.fn,
-        program.calls,
-        between=program.between,
-        grad=program.grad,
-        backend=compilation.backend,
-        dynamic=compilation.dynamic,
-        fullgraph=compilation.fullgraph,
-        settings=changed.configs,
-        hooks=changed.hooks,
-        what=title_of(finding),
-        kind=finding.kind,
-        tolerance=tolerance,
-    )
 
 
 def prove_by_script(

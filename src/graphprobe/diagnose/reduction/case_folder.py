@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from torch.fx import GraphModule
@@ -121,7 +120,8 @@ class CaseFolder:
     def _save_original(self, case: Case) -> None:
         fresh = self.path / f".{ORIGINAL}.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        replace_file(self.path / NODES, json.dumps(_origins(case.graph)).encode())
+        places = {n.name: [module_of(n), source_of(n)] for n in case.graph.graph.nodes if module_of(n) or source_of(n)}
+        replace_file(self.path / NODES, json.dumps(places).encode())
         write_dossier(fresh, case, finding_of(case, "the case before it was reduced"))
         os.rename(fresh, self.path / ORIGINAL)
 
@@ -182,10 +182,6 @@ def finding_of(case: Case, reason: str, *, rate: float = 1.0) -> Finding:
     also = list(dict.fromkeys(op_of(n) for n in calls)) if alone is None and len(calls) <= 8 else []
     found = Finding(kind=case.kind, stage="unknown", also=also, flaky_rate=rate, reason=reason)  # type: ignore[arg-type]
     return found if alone is None else Culprit.at(alone).told_in(found)
-
-
-def _origins(graph: GraphModule) -> dict[str, Any]:
-    return {n.name: [module_of(n), source_of(n)] for n in graph.graph.nodes if module_of(n) or source_of(n)}
 
 
 def origins_into(graph: GraphModule, folder: Path) -> None:

@@ -18,7 +18,8 @@ from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend
 from graphprobe.diagnose.dossier.writer import EXACT
 from graphprobe.diagnose.reduction.case_folder import ORIGINAL, is_reduction, origins_into
 from graphprobe.diagnose.settings import changed_settings
-from graphprobe.engine.values import CapturedValues, capture, from_bytes
+from graphprobe.engine.replay import load
+from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import UsageError
 
 ACCEPTED = "a folder with repro.py, a folder of a reduction, or a graph of a run that was saved as .py"
@@ -106,10 +107,8 @@ def case_from_graph(file: Path) -> Case:
 
 
 def _values(folder: Path, stem: str) -> CapturedValues | None:
-    values, records = folder / f"{stem}.safetensors", folder / f"{stem}.json"
-    if not (values.is_file() and records.is_file()):
-        return None
-    return from_bytes(values.read_bytes(), records.read_bytes())
+    found = load(folder, stem)
+    return None if found is None else CapturedValues(found[1], found[0])
 
 
 def _made_up(module: ModuleType, file: Path) -> CapturedValues:

@@ -195,7 +195,7 @@ def _groups(gm: GraphModule, recordings: Sequence[Recording]) -> list[list[Node]
     owner: dict[Node, Node] = {}
     groups: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
-        if node.op not in CALLS or not _ran(node, recordings):
+        if node.op not in CALLS or not any(node.name in r.snapshots or node.name == r.failed for r in recordings):
             continue
         tied = (
             node.args[0] if is_item(node) else next((n for n in node.all_input_nodes if _opaque(n, recordings)), None)
@@ -206,10 +206,6 @@ def _groups(gm: GraphModule, recordings: Sequence[Recording]) -> list[list[Node]
             owner[node] = node
         groups.setdefault(owner[node], []).append(node)
     return list(groups.values())
-
-
-def _ran(node: Node, recordings: Sequence[Recording]) -> bool:
-    return any(node.name in r.snapshots or node.name == r.failed for r in recordings)
 
 
 def _opaque(node: Node, recordings: Sequence[Recording]) -> bool:

@@ -342,7 +342,8 @@ def _inside(program: Program, compilation: Compilation) -> list[Relation]:
 
         def run(*args: Any) -> Any:
             result = compiled(*args)
-            pairs = [(n, v) for n, v in zip(nodes, flat_outputs(result), strict=False) if _is_differentiable(v)]
+            shown = [(n, v) for n, v in zip(nodes, flat_outputs(result), strict=False) if isinstance(v, torch.Tensor)]
+            pairs = [(n, v) for n, v in shown if v.requires_grad and not v.is_leaf]
             for node, value in pairs:
                 later = next((n for n, _ in pairs if n is not node and node in ancestors([n], depth)), None)
                 if later is not None:
@@ -377,10 +378,6 @@ def _inside(program: Program, compilation: Compilation) -> list[Relation]:
     with _calls_seen(asked, told):
         run_program(program, compilation, backend)
     return [*found.values(), *_left_whole(watch), *_made_under(watch)]
-
-
-def _is_differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
 
 
 def _in_parts(program: Program, compilation: Compilation, relation: Relation) -> RungReport:
@@ -481,9 +478,10 @@ def _backward_apart(program: Program, compilation: Compilation) -> Tried:
     if not outer:
         return report
     run_program(program, compilation, aot_rung(plain))
-    node = _other_dtype(plain, off)
-    if node is not None:
-        number, name = node
+    pairs = zip(_computing(plain), _computing(off), strict=False)
+    first = next((mine for mine, other in pairs if mine[1:] != other[1:]), None)  # computes in another dtype
+    if first is not None:
+        number, name, *_ = first
         graph = plain.dynamo[number].graph.graph
         made = next((n for n in graph.nodes if n.name == name), None)
         op = op_of(made) if made is not None else name
@@ -495,14 +493,6 @@ def _backward_apart(program: Program, compilation: Compilation) -> Tried:
         relation = f"the backward of {op} runs under the autocast that is on around the call"
         report.relation = Relation(op, relation, reason, "aot", *where, also=[op.rpartition(".")[2]])
     return report
-
-
-def _other_dtype(plain: Watch, off: Watch) -> tuple[int, str] | None:
-    """The first op of Dynamo's graphs whose backward computes in another dtype: number of the graph, and node."""
-    for mine, other in zip(_computing(plain), _computing(off), strict=False):
-        if mine[1:] != other[1:]:
-            return mine[0], mine[1]
-    return None
 
 
 def _computing(watch: Watch) -> list[tuple[int, str, str, Any]]:

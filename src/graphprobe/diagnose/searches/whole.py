@@ -230,12 +230,9 @@ def _with_state(graph: DynamoGraph) -> Iterator[DynamoGraph]:
         nodes[i].replace_all_uses_with(attribute)
         made.graph.erase_node(nodes[i])
     made.recompile()
-    yield DynamoGraph(made, [_without(graph.calls[0], state)])
-
-
-def _without(call: CapturedValues, positions: Sequence[int]) -> CapturedValues:
-    records = [record for i, record in enumerate(call.doc["values"]) if i not in positions]
-    return CapturedValues({**call.doc, "values": records}, call.tensors)
+    call = graph.calls[0]
+    records = [record for i, record in enumerate(call.doc["values"]) if i not in state]
+    yield DynamoGraph(made, [CapturedValues({**call.doc, "values": records}, call.tensors)])
 
 
 def _proven(prover: Prover, case: Case, result: CaseResult, known: Finding, earliest: Stage) -> Finding:
