@@ -85,14 +85,12 @@ def shortened(
 
 def named(case: Case) -> list[Node]:
     """The calls of a short case, those that are most likely to be at fault first: what computes, the last first."""
-    calls = [n for n in case.graph.graph.nodes if n.op in CALLS and not _is_part(n)]
-    calls.reverse()
+
+    def is_part(node: Node) -> bool:  # to index a tensor is a call like others
+        return is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS
+
+    calls = [n for n in reversed(case.graph.graph.nodes) if n.op in CALLS and not is_part(n)]
     return sorted(calls, key=lambda n: op_of(n) in VIEWS_AND_SUCH)
-
-
-def _is_part(node: Node) -> bool:
-    """Whether it picks one of several results; to index a tensor is a call like others."""
-    return is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS
 
 
 def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, backend: Any = None) -> list[Node]:

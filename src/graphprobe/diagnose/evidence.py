@@ -130,7 +130,8 @@ def _evaluate(case: Case, compilation: Compilation) -> Seen:
         answers = [loops_of(graph.graph, inputs) for graph in watch.graphs for inputs in graph.inputs[:1]]
     order: tuple[Loops, ...] = ("wrong", "unknown", "right")
     worst = next((answer for answer in order if answer in answers), None)
-    return Seen(None, worst, any(is_dynamic(graph.graph) for graph in watch.graphs))
+    formal = [n for graph in watch.graphs for n in graph.graph.graph.nodes if n.op == "placeholder"]
+    return Seen(None, worst, any(isinstance(n.meta.get("val"), torch.SymInt) for n in formal))
 
 
 def _raise(case: Case, compilation: Compilation) -> Seen:
@@ -170,9 +171,3 @@ def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:
     if found.answer in ("unsure", "skipped"):
         return "right" if not same_bits(call(*copied_together(inputs)), got) else "unknown"
     return "right" if found.answer in ("ok", "better") else "wrong"
-
-
-def is_dynamic(graph: GraphModule) -> bool:
-    """Whether a placeholder of the graph is a symbolic number."""
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in placeholders)

@@ -16,7 +16,7 @@ import torch
 
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
-from graphprobe.diagnose.dynamo.python_culprit import functions_of
+from graphprobe.diagnose.dynamo.python_source import functions_of
 from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.ladder import Ladder

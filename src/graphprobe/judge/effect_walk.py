@@ -200,11 +200,6 @@ def is_code(kind: type) -> bool:
     return kind in _CODE or issubclass(kind, type)
 
 
-def is_descriptor(kind: type) -> bool:
-    """Whether an attribute of a class, being of this class, computes what its objects show."""
-    return any("__get__" in names_in(base) for base in bases_of(kind))
-
-
 def name_of(value: Any) -> str:
     """A class, with its module unless that is Python's, or a function, as text."""
     if issubclass(type(value), type):
@@ -453,7 +448,9 @@ class Walk:
                 label = f"class {short}.{name}"
                 if is_code(type(value)):
                     self.variable(label, value, depth)
-                elif not (name.startswith((*BY_DYNAMO, "__")) or issubclass(base, Enum) or is_descriptor(type(value))):
+                    continue
+                computes = any("__get__" in names_in(owner) for owner in bases_of(type(value)))  # a descriptor
+                if not (name.startswith((*BY_DYNAMO, "__")) or issubclass(base, Enum) or computes):
                     self.show(self._free(label, str(module_of(base))), value, depth)
 
     def _free(self, label: str, holder: str) -> str:

@@ -23,13 +23,12 @@ from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
     _Module,
-    attribute_names,
+    all_codes,
     defining_names,
     global_names,
     imported_modules,
     is_own,
     lines_of,
-    names_in_class,
     read_when_defined,
     statements_about,
     top_level,
@@ -241,7 +240,7 @@ class TextProgram:
         return entry
 
     def _uses(self, code: CodeType, module: _Module) -> None:
-        self._names |= attribute_names(code)
+        self._names |= {name for c in all_codes(code) for name in c.co_names}
         self._need(module, global_names(code))
         self._imports(code, module)
 
@@ -282,7 +281,8 @@ class TextProgram:
         entry |= {"kind": "class", "module": module.name, "qualname": kind.__qualname__}
         entry |= {"closure": {}, "attributes": {}}
         self._names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-        self._need(module, names_in_class(node) & set(known))
+        bare = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not hasattr(builtins, n.id)}
+        self._need(module, bare & set(known))
         for function in functions:
             if function.__qualname__.startswith(kind.__qualname__ + "."):
                 self._imports(function.__code__, module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 import dis
 import functools
@@ -148,11 +147,6 @@ def imported_modules(code: CodeType, namespace: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def attribute_names(code: CodeType) -> set[str]:
-    """Every name that a function or one in it uses, attributes included."""
-    return {name for c in all_codes(code) for name in c.co_names}
-
-
 def defining_names(node: ast.AST, *, decorated: bool = True) -> set[str]:
     """Names that a statement reads when it is executed: not those inside of functions. Annotations are texts.
 
@@ -177,11 +171,6 @@ def read_when_defined(node: ast.AST, *, decorated: bool = True, annotations: boo
     for part in parts:
         if part is not None:
             yield from read_when_defined(part, annotations=annotations)
-
-
-def names_in_class(node: ast.ClassDef) -> set[str]:
-    """Every bare name in a class statement that is no builtin."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not hasattr(builtins, n.id)}
 
 
 def is_own(name: str) -> bool:

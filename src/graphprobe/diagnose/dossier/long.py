@@ -209,7 +209,8 @@ def compilation_text(compilation: Compilation) -> tuple[dict[str, str], str, lis
     options = {"backend": json.dumps(compilation.backend) if own is None else own.name}
     options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
     options |= {"fullgraph": "True"} if compilation.fullgraph else {}
-    return options, text.strip(), setting_lines(changed.configs)
+    packages = [f"import torch._{package}.config" for package, changes in changed.configs.items() if changes]
+    return options, text.strip(), [*packages, *assignments(changed.configs)]
 
 
 def _script(notes: Sequence[str], text: ProgramText, body: Sequence[str], kind: str, calls: int) -> str:
@@ -292,14 +293,8 @@ def state_lines(grad: bool | None) -> list[str]:
     return found
 
 
-def setting_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines that configure torch: settings by package and dotted name."""
-    packages = [package for package, changes in settings.items() if changes]
-    return [*(f"import torch._{package}.config" for package in packages), *assignments(settings)]
-
-
 def assignments(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The statements that set these."""
+    """The statements that set these: by package and dotted name."""
     return [
         f"torch._{package}.config.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
         for package, changes in settings.items()

@@ -69,10 +69,9 @@ class CompilerOracle:
         self.longest_s = 0.0
         self._hung: dict[str, Answer] = {}
         after_fork.preload()
-        original = service.problem_of_original()
-        case, whole = original.case, original.whole()
+        case, whole = service.original.case, service.original.whole()
         self._original = whole.digest if whole is not None else ""
-        warm = not uses_cuda(original)
+        warm = not uses_cuda(service.original)
 
         def start() -> None:
             limit(None)

@@ -72,7 +72,7 @@ class _Recorder(Interpreter):
         number = ORIGINAL if original else len(self.kept)
         self.snapshots.setdefault(name, []).append((self.position, number))
         if not original:
-            self.kept.append(_with_gradients(value))
+            self.kept.append(tree_map(_with_gradients, value))
 
 
 def versions(value: Any) -> tuple[int, ...]:
@@ -82,13 +82,9 @@ def versions(value: Any) -> tuple[int, ...]:
 
 
 def _with_gradients(value: Any) -> Any:
-    """A copy that requires gradients where the value does."""
-
-    def fresh(leaf: Any) -> Any:
-        made = copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
-        return made.requires_grad_(leaf.requires_grad) if made is not leaf else leaf
-
-    return tree_map(fresh, value)
+    """A copy of a tensor that requires gradients where it does."""
+    made = copied(value) if isinstance(value, torch.Tensor) else value
+    return made.requires_grad_(value.requires_grad) if made is not value else value
 
 
 @dataclass(frozen=True)

@@ -53,15 +53,12 @@ class Service:
         self, problem: Problem, *, memory_bytes: int | None = None, backend: Callable[[], Any] | None = None
     ) -> None:
         self.memory_bytes, self.backend = memory_bytes, backend
+        self.original = problem
         self._problems: dict[Recipe | None, Problem] = {None: problem}
 
     def handle(self, job: bytes) -> bytes:
         """The answer to a job, both as JSON."""
         return msgspec.json.encode(self.answer(msgspec.json.decode(job, type=Job)))
-
-    def problem_of_original(self) -> Problem:
-        """What the reduction began with."""
-        return self._problems[None]
 
     def problem_of(self, recipe: Recipe, *, timeout_s: float) -> Problem:
         """What the recipe takes pieces of: the original problem, or one made of an edited piece of it."""

@@ -39,12 +39,6 @@ MOST_CALLS = 8
 """Calls of one function that are tried by themselves."""
 
 
-def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
-    """The backend that adds `stage`."""
-    point: Any = "partition" if stage == "decomposition" else stage
-    return graphs_rung(watch, point) if point in GRAPHS else compilation.backend
-
-
 def isolated_suspects(
     graph: DynamoGraph, stage: str, compilation: Compilation, grad: bool, wanted: Difference | None = None
 ) -> list[Suspect]:
@@ -145,7 +139,9 @@ class _NodeSearch:
 
 def _run(case: Case, stage: str, compilation: Compilation) -> list[ObservationRecord]:
     program = Program(case.graph, [(call.restore(), {}) for call in case.calls], grad=bool(case.grad))
-    return run_program(program, compilation, rung_backend(stage, Watch(), compilation)).calls
+    point: Any = "partition" if stage == "decomposition" else stage
+    backend = graphs_rung(Watch(), point) if point in GRAPHS else compilation.backend
+    return run_program(program, compilation, backend).calls
 
 
 def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, int]]) -> Node:

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.dynamo.frame_places import is_users, places_of, users_source
-from graphprobe.diagnose.dynamo.python_culprit import functions_of, returned_names
+from graphprobe.diagnose.dynamo.python_source import functions_of, returned_names
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, dynamo_rung, run_program
