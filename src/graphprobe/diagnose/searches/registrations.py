@@ -1,4 +1,4 @@
-"""The program's own operators, held against their fake kernels and schemas on the arguments of its calls, with proofs."""
+"""The program's own operators, held against fake kernels and schemas on the arguments of its calls, with proofs."""
 
 from __future__ import annotations
 
