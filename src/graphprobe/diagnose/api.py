@@ -82,7 +82,9 @@ def diagnose(
     given = {"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first, "exact": exact}
     given["workaround"] = workaround
     found = limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
-    limits = limits_of(TimeBudget(found.pop("budget_s", None)), found, deep=deep)
+    usual = {"exact": False, "first": False, "workaround": True}
+    budget = TimeBudget(found.pop("budget_s", None))
+    limits = Limits(budget, deep, **{name: bool(found.get(name, default)) for name, default in usual.items()})
     asked = CompileOverrides(backend, dynamic, mode, options, fullgraph)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
@@ -93,12 +95,6 @@ def with_limits(compilation: Compilation, found: Mapping[str, Any]) -> Compilati
     """The same with the limits that were asked for, as `limits_from` gives them."""
     limit, first = found.get("step_limit_s", compilation.timeout_s), found.get("first", False)
     return replace(compilation, timeout_s=limit, first=first)
-
-
-def limits_of(budget: TimeBudget, found: Mapping[str, Any], *, deep: bool) -> Limits:
-    """How far a diagnosis goes with the limits that were asked for."""
-    on = {"exact": False, "first": False, "workaround": True}
-    return Limits(budget, deep, **{name: bool(found.get(name, usual)) for name, usual in on.items()})
 
 
 def climbed(

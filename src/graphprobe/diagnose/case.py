@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -37,8 +37,6 @@ class Case:
         unsaved_settings: settings other than the defaults that cannot be saved, with the reason. A repro without them
             may still show the fault, and cannot tell where it does not.
         caches: torch's graph caches stay as torch has them, for a fault that comes out of a cache.
-        via: `dynamo`: `torch.compile(graph)`, in one piece. `aot`: the backend gets the graph directly, for graphs that
-            Dynamo does not trace again or would change; sizes are then static, one compile for each set of them.
     """
 
     graph: torch.fx.GraphModule
@@ -49,7 +47,6 @@ class Case:
     grad: bool = False
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     allowed: list[list[torch.Tensor]] = field(default_factory=list)
-    via: Literal["dynamo", "aot"] = "dynamo"
     caches: bool = False
     own_backend: OwnBackend | None = None
     hooks: dict[str, OwnBackend] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from torch.fx import GraphModule, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, check, reference_of
 from graphprobe.diagnose.evidence import alike
-from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.oracle import CompilerOracle
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem, shrinks_for
@@ -78,7 +77,7 @@ def shortened(
             )
         log.info("shortened to %d calls in %d questions, %.1f s", done.case.calls, done.calls, done.seconds)
         return done.case.problem.case_of(done.case.recipe) if done.failed and done.case is not done.original else None
-    except (GraphprobeError, CannotCut, NotApplicable, ValueError) as error:
+    except (GraphprobeError, NotApplicable, ValueError) as error:
         log.info("not shortened: %s", error)
         return None
 

@@ -26,8 +26,7 @@ from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.operators.operators import decomposed_while_traced
 from graphprobe.internals.tensors import tree_leaves
-from graphprobe.judge.judging import Difference, compare
-from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, Loops
 from graphprobe.judge.uncompiled import Reference
 
@@ -65,7 +64,7 @@ def evidence_of(
         return Evidence(kind, wrong, inductor=False, traced_away=bool(op) and decomposed_while_traced(str(op)))
     if case.caches:
         return Evidence(kind, cached=True)
-    wrong = _first_wrong(case, kind, reference, compilation)
+    wrong = next((point for point in GRAPHS if _fails(case, point, kind, reference, compilation)), None)
     traced_away = bool(op) and len(case.calls) == 1 and decomposed_while_traced(str(op))
     if wrong is not None and kind not in RAISED:
         return Evidence(kind, wrong, traced_away=traced_away)
@@ -81,31 +80,6 @@ def _seen(look: Callable[[], Seen], compilation: Compilation) -> Seen:
     if outcome.value is not None:
         return msgspec.convert(outcome.value, Seen)
     return Seen(lost=outcome.raised.line if outcome.raised is not None else outcome.end)
-
-
-def _first_wrong(case: Case, kind: Kind, reference: Reference, compilation: Compilation) -> Graphs | None:
-    def step() -> list[list[ObservationRecord] | None]:
-        return [_run(case, point) for point in GRAPHS]
-
-    outcome = isolated(step, timeout_s=compilation.timeout_s)
-    if outcome.value is None:  # one of them ends the process
-        return next((p for p in GRAPHS if _fails(case, p, kind, reference, compilation)), None)
-    runs = msgspec.convert(outcome.value, list[list[ObservationRecord] | None])
-    for point, records in zip(GRAPHS, runs, strict=True):
-        if records is not None and alike(kind, compare(reference, [read(r) for r in records])):
-            return point
-    return None
-
-
-def _run(case: Case, point: Graphs) -> list[ObservationRecord] | None:
-    with bypassed(), settings_of(case):
-        torch.compiler.reset()
-        program = program_of(case)
-        try:
-            return program.run(lambda fn: torch.compile(fn, backend=graphs_rung(Watch(), point), dynamic=case.dynamic))
-        except Exception as error:  # outside of any call
-            log.info("at %s: %s: %s", point, type(error).__name__, error)
-            return None
 
 
 def _fails(case: Case, point: Graphs, kind: Kind, reference: Reference, compilation: Compilation) -> bool:

@@ -111,7 +111,6 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
         "kind": case.kind,
         "backend": case.backend if case.own_backend is None else case.own_backend.name,
         "dynamic": case.dynamic,
-        "via": case.via,
         "grad": case.grad,
         "calls": len(case.calls),
         "repeats": repeats_for(flaky_rate),

@@ -81,7 +81,6 @@ def _of_dossier(folder: Path) -> Case:
         dynamic=settings["dynamic"],
         grad=settings["grad"],
         configs=settings["configs"],
-        via=settings.get("via", "dynamo"),
         hooks=owns,
         unsaved_settings=tuple(settings.get("unsaved", ())),
     )

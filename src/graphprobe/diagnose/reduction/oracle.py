@@ -17,7 +17,6 @@ from graphprobe.diagnose.dossier.proof_run import run_group
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import finding_of
-from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import FxCandidate
@@ -145,7 +144,7 @@ class CommandOracle:
         started = time.monotonic()
         try:
             case = candidate.problem.case_of(candidate.recipe)
-        except (CannotCut, NotApplicable) as error:
+        except NotApplicable as error:
             return unresolved(f"it cannot be built: {error}")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
             problems = write_dossier(Path(parent) / "case", case, finding_of(case, ""))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class NotApplicable(Exception):
-    """The edit does not fit this graph with these inputs; the message says why."""
+    """A piece cannot be cut out, or an edit does not fit it with its inputs; the message says why."""
 
 
 class EditBase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
