@@ -98,11 +98,7 @@ def with_limits(compilation: Compilation, found: Mapping[str, Any]) -> Compilati
 
 
 def climbed(
-    program: Program,
-    compilation: Compilation,
-    limits: Limits,
-    *,
-    on_step: Callable[[NamedStep], None] | None = None,
+    program: Program, compilation: Compilation, limits: Limits, *, on_step: Callable[[NamedStep], None] | None = None
 ) -> Diagnosis:
     """The diagnosis of a program."""
     return Ladder(program, compilation, limits, on_step).climb(

@@ -17,13 +17,7 @@ from typing import Any
 import torch
 
 import graphprobe
-from graphprobe.diagnose.dossier.own_backend import (
-    STAND_IN,
-    OwnBackend,
-    own_hook,
-    place_of_backend,
-    shown_name,
-)
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, place_of_backend, shown_name
 from graphprobe.engine.naming import is_library
 from graphprobe.findings import Finding
 from graphprobe.internals.aot_backends import registered

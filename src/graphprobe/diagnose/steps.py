@@ -156,12 +156,7 @@ def aot(program: Program, compilation: Compilation, *, strides: bool = False) ->
     return report
 
 
-def passes(
-    program: Program,
-    compilation: Compilation,
-    *,
-    skip: Collection[tuple[str, str]] = (),
-) -> RungReport:
+def passes(program: Program, compilation: Compilation, *, skip: Collection[tuple[str, str]] = ()) -> RungReport:
     """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out."""
     watch = Watch(skip, program.file)
     with watch.snapshots.active():

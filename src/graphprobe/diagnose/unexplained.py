@@ -240,12 +240,7 @@ def _found(
 
 
 def _searched(
-    ladder: Ladder,
-    rung: RungName,
-    evidence: Evidence,
-    stage: Stage,
-    known: Culprit,
-    differences: Sequence[Difference],
+    ladder: Ladder, rung: RungName, evidence: Evidence, stage: Stage, known: Culprit, differences: Sequence[Difference]
 ) -> list[Finding]:
     """What the searches find that look into one kind of failure each, the special ones first."""
     program, compilation, first = ladder.program, ladder.compilation, differences[0]

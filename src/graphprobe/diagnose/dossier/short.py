@@ -20,14 +20,7 @@ import torch
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, reference_of
-from graphprobe.diagnose.dossier.long import (
-    assignments,
-    compilation_text,
-    is_aten,
-    own_lines,
-    repeats_for,
-    state_lines,
-)
+from graphprobe.diagnose.dossier.long import assignments, compilation_text, is_aten, own_lines, repeats_for, state_lines
 from graphprobe.diagnose.dossier.plain import FILE, FUNCTION, Form, PlainFunction, PlainInputs, values_of
 from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.template import (
@@ -105,13 +98,7 @@ class Short:
 
 
 def short_repros(
-    case: Case,
-    reference: Reference,
-    finding: Finding,
-    *,
-    parts: Collection[str],
-    kind: str = "",
-    took_s: float = 0.0,
+    case: Case, reference: Reference, finding: Finding, *, parts: Collection[str], kind: str = "", took_s: float = 0.0
 ) -> Iterator[Short]:
     """Short scripts that may show the fault of a case, the most readable first; each has yet to be run.
 

@@ -96,13 +96,7 @@ def case_from_graph(file: Path) -> Case:
     inputs = inputs or _made_up(module, file)
     eager = bool(re.search(r"\beager=True\)", text))
     wants = any(record.get("requires_grad") for record in inputs.doc["values"])
-    return Case(
-        _built(module, file),
-        [inputs],
-        "wrong_value",
-        grad=eager and wants,
-        **changed_settings().of_case(),
-    )
+    return Case(_built(module, file), [inputs], "wrong_value", grad=eager and wants, **changed_settings().of_case())
 
 
 def _values(folder: Path, stem: str) -> CapturedValues | None:

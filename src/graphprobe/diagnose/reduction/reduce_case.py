@@ -229,13 +229,7 @@ def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
 
 
 def _finished(
-    reduction: Reduction[FxCandidate],
-    saver: _Saver,
-    before: int,
-    *,
-    run: bool,
-    took_s: float,
-    by_command: bool,
+    reduction: Reduction[FxCandidate], saver: _Saver, before: int, *, run: bool, took_s: float, by_command: bool
 ) -> CaseReduction:
     code: int | None = None
     folder = saver.folder.path

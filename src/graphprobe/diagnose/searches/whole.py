@@ -239,13 +239,7 @@ def _proven(prover: Prover, case: Case, result: CaseResult, known: Finding, earl
     """The finding of a case that fails, made as small as time allows, with its dossier."""
     unnamed = known.op is None
     case, result, short = prover.smaller(
-        case,
-        result,
-        known.kind,
-        known.stage,
-        enough=1 if unnamed else SMALL,
-        lines={known.source},
-        tells=unnamed,
+        case, result, known.kind, known.stage, enough=1 if unnamed else SMALL, lines={known.source}, tells=unnamed
     )
     if unnamed and (short or len(named(case)) <= LARGEST):
         known = prover.place_in(case, result, known.kind).told_in(known)
