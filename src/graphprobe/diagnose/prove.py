@@ -151,15 +151,9 @@ class Prover:
                 except (KeyError, AttributeError, RuntimeError):  # a value that was not recorded
                     continue
                 yield self.case(graph, [capture(inputs)], suspect.kind)
-        yield from self.from_dynamo(suspect)
-
-    def from_dynamo(self, suspect: Suspect) -> Iterator[Case]:
-        """Dynamo's graphs, whole, those that hold the suspect's source line first."""
-        line = suspect.source
+        line = suspect.source  # whose graphs come first
         order = sorted(self.dynamo, key=lambda d: not any(source_of(n) == line for n in d.graph.graph.nodes))
-        for graph in order:
-            if graph.calls:
-                yield self.whole(graph, suspect.kind)
+        yield from (self.whole(graph, suspect.kind) for graph in order if graph.calls)
 
     def whole(self, graph: DynamoGraph, kind: str) -> Case:
         """One of Dynamo's graphs with all its calls."""

@@ -172,7 +172,8 @@ def entries_of(value: Any, spare: int) -> tuple[str, list[tuple[str, Any]], int]
         names = sorted(map(_key, entries)) if len(entries) <= BIG + spare else []
         entries = []
     if names:
-        text += f": {_shortened(', '.join(names))}"
+        listed = ", ".join(names)
+        text += f": {listed}" if len(listed) <= LONG else f": {listed[:LONG]}… {_digest(listed)}"
     if others and entries:
         text += f", {_digest(*map(_roughly, others))}"
     labels = names[:BIG] if issubclass(kind, dict) else map(str, range(min(BIG, len(entries))))
@@ -262,10 +263,6 @@ def _numbered(names: Iterable[str]) -> list[str]:
 def _roughly(value: Any) -> str:
     leaf = leaf_of(value) if type(value) in _PLAIN else None
     return repr(leaf) if type(leaf) in (bool, int, str) else name_of(type(value))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONG else f"{text[:LONG]}… {_digest(text)}"
 
 
 def _digest(*parts: Any) -> str:

@@ -268,7 +268,10 @@ class _Writer(ObjectTexts):
         self.result.imports, self.result.text = sorted(self.imports[""]), str(self.texts_of[""])
         self.result.lost = self.encoder.placeholders
         if self.program.in_place:
-            self.result.text = self._with_headers()
+            heads = [f"{self.headers[home]}\n" + "\n".join(sorted(self.imports[home])) for home in [*self.alias, ""]]
+            pairs = [f"{name!r}: {text}" for name, text in self.result.roots.items()]
+            self.put("", joined(f"{ROOTS} = {{", pairs, "}"))
+            self.result.text = "\n\n".join([*heads, str(self.texts_of[""])]) + "\n"  # as `loading` runs it
         for name, alias in self.alias.items():
             parts = [FUTURE, "\n".join(sorted(self.imports[name])), str(self.texts_of[name])]
             self.result.files[name.replace(".", "/") + ".py"] = "\n\n".join(filter(None, parts)) + "\n"
@@ -276,13 +279,6 @@ class _Writer(ObjectTexts):
             self.result.names.append(alias)
         self.result.stored, self.result.folders, self.result.drawn = self.stored, self.program.folders, self.drawn
         return self.result
-
-    def _with_headers(self) -> str:
-        """All modules in one text, as `loading` runs it: their imports, what is in them, the roots."""
-        heads = [f"{self.headers[home]}\n" + "\n".join(sorted(self.imports[home])) for home in [*self.alias, ""]]
-        roots = joined(f"{ROOTS} = {{", [f"{name!r}: {text}" for name, text in self.result.roots.items()], "}")
-        self.put("", roots)
-        return "\n\n".join([*heads, str(self.texts_of[""])]) + "\n"
 
     def put(self, home: str, text: str, *, definition: bool = False) -> None:
         """Add to the text of a file; to that of all modules, where it is one."""

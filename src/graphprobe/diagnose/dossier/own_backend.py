@@ -85,10 +85,18 @@ def own_backend(backend: str | Callable[..., Any]) -> tuple[OwnBackend | None, s
 
     A name that stock torch knows needs none, for no reason.
     """
+    value, shown = registered(backend) if isinstance(backend, str) else backend, shown_name(backend)
+    if value is None:
+        return None, ""
     try:
-        return _told_backend(backend), ""
+        if isinstance(value, WrittenBackend):
+            if value.told is None:
+                raise Unwritable("a function of the program, or what it holds, has no text")
+            return value.told, ""
+        inner, given = unwrapped(value)
+        return _told(functools.partial(inner, **given) if given else inner, shown, "backend"), ""
     except Unwritable as error:
-        return None, f"the backend {shown_name(backend)} cannot be saved: {error}"
+        return None, f"the backend {shown} cannot be saved: {error}"
 
 
 def own_hook(value: Any) -> OwnBackend:
@@ -173,19 +181,6 @@ def _statements(text: str) -> list[tuple[str, ast.stmt]]:
         found.append(("\n".join(lines[end:last]).strip("\n"), node))
         end = last
     return found
-
-
-def _told_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
-    value = registered(backend) if isinstance(backend, str) else backend
-    if value is None:
-        return None
-    if isinstance(value, WrittenBackend):
-        if value.told is None:
-            raise Unwritable("a function of the program, or what it holds, has no text")
-        return value.told
-    inner, given = unwrapped(value)
-    shown = shown_name(backend)
-    return _told(functools.partial(inner, **given) if given else inner, shown, "backend")
 
 
 def _told(value: Any, shown: str, name: str) -> OwnBackend:

@@ -158,7 +158,11 @@ class _Script:
     def made(self) -> Short:
         """The whole text."""
         run = self._run()
-        bounds = self._bounds() if compares_values(self.kind) else []
+        reference = (
+            self.reference if self.form != "drawn" or not compares_values(self.kind) else reference_of(self._drawn())
+        )
+        measured = compares_values(self.kind) and (reference.wide is not None or reference.exact)
+        bounds = [_bound(reference, *where) for where in self.seen if measured]  # none: torch's own
         modules = [f"import {name}" for name in self.plain.imports]
         modules += [f"import torch._{name}.config" for name, changes in self.case.configs.items() if changes]
         notes, lines = [title_of(self.finding), *self.case.unsaved_settings], self._setting_lines()
@@ -249,13 +253,6 @@ class _Script:
         text = check_text(self.kind, eager, compiled, bounds=bounds, limit_s=self.limit_s, brief=brief)
         repeats = repeats_for(self.finding.flaky_rate)
         return text if repeats == 1 else repeated(text, repeats)
-
-    def _bounds(self) -> list[float]:
-        """How far each value that is looked at may be off; empty where that was not measured: torch's own then."""
-        reference = self.reference if self.form != "drawn" else reference_of(self._drawn())
-        if reference.wide is None and not reference.exact:
-            return []
-        return [_bound(reference, *where) for where in self.seen]
 
     def _drawn(self) -> Case:
         """The case with the inputs that the script draws."""
