@@ -158,10 +158,9 @@ class _Script:
     def made(self) -> Short:
         """The whole text."""
         run = self._run()
-        reference = (
-            self.reference if self.form != "drawn" or not compares_values(self.kind) else reference_of(self._drawn())
-        )
-        measured = compares_values(self.kind) and (reference.wide is not None or reference.exact)
+        compares = compares_values(self.kind)
+        reference = reference_of(self._drawn()) if compares and self.form == "drawn" else self.reference
+        measured = compares and (reference.wide is not None or reference.exact)
         bounds = [_bound(reference, *where) for where in self.seen if measured]  # none: torch's own
         modules = [f"import {name}" for name in self.plain.imports]
         modules += [f"import torch._{name}.config" for name, changes in self.case.configs.items() if changes]
