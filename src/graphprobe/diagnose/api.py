@@ -82,9 +82,8 @@ def diagnose(
     given = {"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first, "exact": exact}
     given["workaround"] = workaround
     found = limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
-    usual = {"exact": False, "first": False, "workaround": True}
-    budget = TimeBudget(found.pop("budget_s", None))
-    limits = Limits(budget, deep, **{name: bool(found.get(name, default)) for name, default in usual.items()})
+    switches = {name: bool(found.get(name, name == "workaround")) for name in ("exact", "first", "workaround")}
+    limits = Limits(TimeBudget(found.pop("budget_s", None)), deep, **switches)
     asked = CompileOverrides(backend, dynamic, mode, options, fullgraph)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:

@@ -284,5 +284,5 @@ def refused(raised: Sequence[Raised | None], origin: Origin | None) -> Finding |
     if not told or len(told) < len(raised):
         return None
     first = next(error for error in raised if error is not None)
-    found = Finding(kind="unsupported", stage="unknown", source=user_line(first.message), reason=told[0])
-    return msgspec.structs.replace(origin or NOBODY, pass_=None, also=[], reason="").told_in(found)
+    fault = Finding(kind="unsupported", stage="unknown", source=user_line(first.message), reason=told[0])
+    return msgspec.structs.replace(origin or NOBODY, pass_=None, also=[], reason="").told_in(fault)

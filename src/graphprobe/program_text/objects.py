@@ -322,7 +322,7 @@ class ObjectTexts:
             top, dot, rest = name.partition(".")
             alias = self.names.free(top)
             self.imports[""].add(f"from {module} import {top} as {alias}")
-            return alias + dot + rest
+            return f"{alias}{dot}{rest}"
         return f"{self.imported(module)}.{name}"
 
     def _call(self, record: Any, number: int, hint: str) -> str:

@@ -66,8 +66,8 @@ class EditBase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
             raise NotApplicable(f"{self}: {type(error).__name__}: {error}") from error
         run = run_graph(runnable(made), values, keep=False) if not self.RUNS else None
         if run is not None and run.failed is not None:
-            node, error = run.failed
-            raise NotApplicable(f"{node.name}: {type(error).__name__}: {error}") from error
+            node, raised = run.failed
+            raise NotApplicable(f"{node.name}: {type(raised).__name__}: {raised}") from raised
         return made, values
 
 
