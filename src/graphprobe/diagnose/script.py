@@ -120,8 +120,8 @@ class ScriptOptions:
     def _limited(self, compilation: Compilation) -> Compilation:
         from graphprobe.diagnose.api import with_limits
 
-        step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
-        return with_limits(compilation, {"first": self.first, **step_limit})
+        asked = {"first": self.first, "step_limit_s": self.step_limit_s}
+        return with_limits(compilation, {name: value for name, value in asked.items() if value is not None})
 
     def _prepared(
         self, fn: Any, asked: CompileOverrides, calls: list[tuple[Any, Mapping[str, Any]]], out: Path | None
@@ -131,10 +131,9 @@ class ScriptOptions:
         from graphprobe.diagnose.api import prepared
         from graphprobe.diagnose.settings import Limits
 
-        grad = self.grad if torch.is_grad_enabled() else False
-        program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)
-        limits = Limits(self.budget, self.deep, self.first, self.exact, self.workaround)
-        return program, self._limited(compilation), limits
+        program, compilation = prepared(fn, (), {}, asked, grad=torch.is_grad_enabled() and self.grad, calls=calls, out=out)
+        compilation = self._limited(compilation)
+        return program, compilation, Limits(self.budget, self.deep, self.first, self.exact, self.workaround)
 
     def way_diagnosis(
         self, held: WayCall, *, out: Path | None, on_step: Callable[[NamedStep], None] | None = None

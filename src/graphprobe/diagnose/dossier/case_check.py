@@ -75,7 +75,7 @@ class CaseCheck(Check):
             modes.enter_context(torch.set_grad_enabled(self.settings["grad"]))
             for device, dtype in self.calls[i][1]["state"]["autocast"].items() if self.settings["autocast"] else ():
                 modes.enter_context(torch.autocast(device, getattr(torch, dtype)))
-            return function(*(torch.utils._pytree.tree_map_only(torch.Tensor, loosened, args) if self.loose else args))
+            return function(*(loosened(args) if self.loose else args))
 
     def look(self, look: Look, args: Any, kwargs: Any) -> None:
         look.at(args, "args")
@@ -194,9 +194,15 @@ class Loose(torch.autograd.Function):
         return grads[0]
 
 
-def loosened(tensor: torch.Tensor) -> torch.Tensor:
+def loosened(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([loosened(item) for item in value])
+    if isinstance(value, dict):
+        return {key: loosened(item) for key, item in value.items()}
+    if not (isinstance(value, torch.Tensor) and value.requires_grad):
+        return value
     loosen: Any = Loose.apply
-    return loosen(tensor) if tensor.requires_grad else tensor
+    return loosen(value)
 
 
 def directly(module: torch.fx.GraphModule, settings: Mapping[str, Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ import traceback
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -305,6 +306,36 @@ def difference(left: torch.Tensor, right: torch.Tensor, limit: Callable[[torch.T
     return f"{text}: uncompiled {left[at].item()}, compiled {right[at].item()}{why}"
 
 
+def write(seen: Sequence[Seen], file: Path) -> None:
+    """Keep what was seen: a line of JSON, then the bytes of the tensors."""
+    data, head = bytearray(), []
+    for call in seen:
+        told: dict[str, Any] = {}
+        for path, value in call.items():
+            told[path] = value
+            if not isinstance(value, str):
+                kind, tensor = value
+                told[path] = [kind, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), len(data)]
+                data += tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        head.append(told)
+    file.write_bytes(json.dumps(head).encode() + b"\n" + data)
+
+
+def read(file: Path) -> list[Seen]:
+    """What `write` has kept."""
+    head, _, data = file.read_bytes().partition(b"\n")
+    seen: list[Seen] = json.loads(head)
+    for call in seen:
+        for path, value in call.items():
+            if not isinstance(value, str):
+                tensor = torch.empty(value[2], dtype=getattr(torch, value[1]))
+                if tensor.numel():
+                    raw = bytearray(data[value[3] : value[3] + tensor.numel() * tensor.itemsize])
+                    tensor = torch.frombuffer(raw, dtype=tensor.dtype).reshape(value[2])
+                call[path] = (value[0], tensor)
+    return seen
+
+
 def child(make: Callable[[], Check]) -> int:
     """One of two processes: runs uncompiled, and keeps what there is to see, or compiled, and compares with that."""
     options = options_of(sys.argv[1:])
@@ -322,10 +353,10 @@ def child(make: Callable[[], Check]) -> int:
             importlib.import_module(module)
         kept, check = options.child / "uncompiled", make()
         if kept.exists():
-            check.compare(torch.load(kept), tell)
+            check.compare(read(kept), tell)
             tell(phase="after the calls", compiled=True)
         else:
-            torch.save(check.uncompiled(), kept)
+            write(check.uncompiled(), kept)
             tell(uncompiled=True)
     except Exception as error:
         undecided = type(error).__name__ == "Undecided"
