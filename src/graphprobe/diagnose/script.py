@@ -131,7 +131,9 @@ class ScriptOptions:
         from graphprobe.diagnose.api import prepared
         from graphprobe.diagnose.settings import Limits
 
-        program, compilation = prepared(fn, (), {}, asked, grad=torch.is_grad_enabled() and self.grad, calls=calls, out=out)
+        program, compilation = prepared(
+            fn, (), {}, asked, grad=torch.is_grad_enabled() and self.grad, calls=calls, out=out
+        )
         compilation = self._limited(compilation)
         return program, compilation, Limits(self.budget, self.deep, self.first, self.exact, self.workaround)
 
