@@ -92,8 +92,8 @@ def diagnose(
 
 def with_limits(compilation: Compilation, found: Mapping[str, Any]) -> Compilation:
     """The same with the limits that were asked for, as `limits_from` gives them."""
-    limit, first = found.get("step_limit_s", compilation.timeout_s), found.get("first", False)
-    return replace(compilation, timeout_s=limit, first=first)
+    limit, first = found.get("step_limit_s"), found.get("first", False)
+    return replace(compilation, timeout_s=compilation.timeout_s if limit is None else limit, first=first)
 
 
 def climbed(

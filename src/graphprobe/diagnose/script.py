@@ -120,8 +120,7 @@ class ScriptOptions:
     def _limited(self, compilation: Compilation) -> Compilation:
         from graphprobe.diagnose.api import with_limits
 
-        asked = {"first": self.first, "step_limit_s": self.step_limit_s}
-        return with_limits(compilation, {name: value for name, value in asked.items() if value is not None})
+        return with_limits(compilation, {"first": self.first, "step_limit_s": self.step_limit_s})
 
     def _prepared(
         self, fn: Any, asked: CompileOverrides, calls: list[tuple[Any, Mapping[str, Any]]], out: Path | None
@@ -131,9 +130,8 @@ class ScriptOptions:
         from graphprobe.diagnose.api import prepared
         from graphprobe.diagnose.settings import Limits
 
-        program, compilation = prepared(
-            fn, (), {}, asked, grad=torch.is_grad_enabled() and self.grad, calls=calls, out=out
-        )
+        grad = torch.is_grad_enabled() and self.grad
+        program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)
         compilation = self._limited(compilation)
         return program, compilation, Limits(self.budget, self.deep, self.first, self.exact, self.workaround)
 
