@@ -373,7 +373,7 @@ from graphprobe.diagnose.reduction.case_folder import finding_of
 from reduction.reduction_cases import case_of, mlp
 fn, args = mlp(depth=1, at=0)
 case = case_of(fn, args, backend="eager")
-write_dossier(Path("case"), case, finding_of(case, ""), versions={{}})
+write_dossier(Path("case"), case, finding_of(case, ""))
 told = []
 found = graphprobe.reduce("case", check="grep -q relu graph.txt && exit 3 || exit 0", on_progress=told.append)
 assert isinstance(found, graphprobe.CaseReduction)

@@ -16,7 +16,7 @@ from graphprobe.diagnose.reduction.case_folder import finding_of
 from reduction.reduction_cases import case_of, mlp
 fn, args = mlp(depth=2, at=1)
 case = case_of(fn, args, backend="eager")
-write_dossier(Path("case"), case, finding_of(case, ""), versions={{}})
+write_dossier(Path("case"), case, finding_of(case, ""))
 """
 HAS_RELU = "grep -q relu graph.txt && exit 3 || exit 0"
 

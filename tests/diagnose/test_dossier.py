@@ -20,7 +20,6 @@ from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError
 from graphprobe.findings import Finding, Kind
 
-VERSIONS = {"torch": torch.__version__}
 RELU_BUG = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}
 
 Run = Callable[..., tuple[int, str]]
@@ -47,7 +46,7 @@ def finding_of(case: Case, **more: Any) -> Finding:
 
 
 def write(folder: Path, case: Case) -> Path:
-    assert write_dossier(folder, case, finding_of(case), versions=VERSIONS) == []
+    assert write_dossier(folder, case, finding_of(case)) == []
     return folder
 
 
@@ -121,7 +120,7 @@ GROWN = [
 DTYPE = r"^call 0: result\[1\]: uncompiled torch.bfloat16 \(2, 4\), compiled torch.int64 \(2, 4\)$"
 SHOWN: dict[str, tuple[Callable[[], Case], int, list[str]]] = {
     "wrong value and input, two sizes": (
-        lambda: grow_case(inductor_config=RELU_BUG),
+        lambda: grow_case(configs={"inductor": RELU_BUG}),
         1,
         [*GROWN, "allowed 1e-05", "allowed 1e-06"],
     ),
@@ -183,7 +182,7 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     folder = tmp_path / "it"
     folder.mkdir()
     more: dict[str, Any] = {"neighbour": "without relu it passes.", "before": case.graph}
-    assert write_dossier(folder, case, finding, versions=VERSIONS, **more) == []
+    assert write_dossier(folder, case, finding, **more) == []
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
     report = (folder / "REPORT.md").read_text()
     for part in ("a_pass", "model.py:3", "without relu", torch.__version__, "torch.relu(", "flaky", "python repro.py"):
@@ -197,7 +196,7 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     assert "'repeats': 10" in text
     assert not re.search("(import|from) graphprobe|import safetensors", text)
     with pytest.raises(UsageError, match="holds something"):
-        write_dossier(folder, case, finding, versions=VERSIONS)
+        write_dossier(folder, case, finding)
 
 
 def test_what_cannot_be_saved_is_said(run: Run, tmp_path: Path) -> None:
@@ -205,9 +204,9 @@ def test_what_cannot_be_saved_is_said(run: Run, tmp_path: Path) -> None:
         case_of(lambda x: x + 1, (torch.ones(3),), backend="eager").graph,
         [capture([torch.ones(3).to_sparse()])],
         "wrong_value",
-        inductor_config={"f": print},
+        configs={"inductor": {"f": print}},
     )
-    problems = write_dossier(tmp_path / "it", bad, finding_of(bad), versions=VERSIONS)
+    problems = write_dossier(tmp_path / "it", bad, finding_of(bad))
     assert len(problems) == 2
     code, text = run(tmp_path / "it")
     assert code == 125 and problems[0] in text

@@ -34,7 +34,6 @@ from graphprobe.diagnose.dossier.own_backend import (
     own_backend,
     own_hook,
     shown_name,
-    why_no_text,
 )
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
@@ -191,14 +190,14 @@ def run_repro(run_warm: Callable[..., Finished], tmp_path: Path) -> Repro:
     """Writes the repro of a case, and runs it."""
 
     def run_repro(case: Case, folder: str = "it") -> Finished:
-        write_dossier(tmp_path / folder, case, finding_of(case, "because"), versions={})
+        write_dossier(tmp_path / folder, case, finding_of(case, "because"))
         return run_warm("repro.py", cwd=tmp_path / folder)
 
     return run_repro
 
 
 def told(backend: Any) -> OwnBackend:
-    found = own_backend(backend)
+    found, _ = own_backend(backend)
     assert found is not None
     return found
 
@@ -277,7 +276,7 @@ def test_forms_of_a_backend(form: str) -> None:
     with pytest.raises(BackendCompilerFailed, match="no relu: 3") as caught:
         compiled(anew)
     assert "0x" not in str(caught.value)
-    assert why_no_text(failing) == ""
+    assert own_backend(failing)[1] == ""
     assert torch.equal(compiled(told(healthy).make()), torch.ones(2))
 
 
@@ -311,7 +310,7 @@ def test_how_a_backend_is_called() -> None:
 
 def test_what_is_imported_needs_no_text() -> None:
     for name in ("inductor", "eager", "aot_ts", "openxla", "cudagraphs", "no_such_backend"):
-        assert (own_backend(name), why_no_text(name)) == (None, "")
+        assert own_backend(name) == (None, "")
     own = told(functools.partial(np.dot))  # no backend, but an installed function
     assert "import numpy" in own.text and own.folder == ""
 
@@ -375,9 +374,8 @@ def test_a_statement_runs_behind_what_it_calls() -> None:
     ],
 )
 def test_what_a_text_cannot_define(backend: Any, why: str, run_repro: Repro) -> None:
-    assert own_backend(backend) is None
-    reason = why_no_text(backend)
-    assert reason.startswith("the backend ") and why in reason and "0x" not in reason
+    own, reason = own_backend(backend)
+    assert own is None and reason.startswith("the backend ") and why in reason and "0x" not in reason
     if callable(getattr(backend, "func", None)):  # one repro is enough
         done = run_repro(relu_case(unsaved=(reason,)))
         assert done.code == 125 and reason in done.out

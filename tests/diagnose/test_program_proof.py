@@ -16,6 +16,9 @@ import torch
 
 from graphprobe.diagnose.dossier.long import write_program_proof
 from graphprobe.diagnose.dossier.writer import run_repro
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.findings import Finding
 
 UNCOMPILED = "not torch.compiler.is_compiling()"
 HEAD = "import torch\nfrom torch import nn\nimport numpy as np\nimport functools, collections, dataclasses, enum\n"
@@ -249,8 +252,13 @@ def loaded(file: Path, name: str) -> Any:
 
 def write(folder: Path, fn: Any, calls: Any, **how: Any) -> Path:
     out = folder / "proof"
-    assert write_program_proof(out, fn, calls, **{"backend": "eager", **how}) == []
+    assert problems_of(out, fn, calls, **how) == []
     return out
+
+
+def problems_of(folder: Path, fn: Any, calls: Any, *, backend: Any = "eager", **how: Any) -> list[str]:
+    finding = Finding(kind="wrong_value", stage="dynamo")
+    return write_program_proof(folder, Program(fn, calls, **how), Compilation(backend, None, folder), finding, None)
 
 
 def namespace(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -347,7 +355,7 @@ def program(x):
     return x + 1 if odd is not None else x
 """
     module = load(tmp_path, source)
-    problems = write_program_proof(tmp_path / "none", lambda x: x, [(((i for i in range(3)),), {})])
+    problems = problems_of(tmp_path / "none", lambda x: x, [(((i for i in range(3)),), {})])
     assert "cannot be told as text" in problems[0] and not (tmp_path / "none").exists()
     out = write(tmp_path, module.program, [((torch.ones(2),), {})])
     assert "# It imports the program's own file" in (out / "repro.py").read_text("utf-8")

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from graphprobe.diagnose.dynamo import python_culprit as culprit
 from graphprobe.diagnose.dynamo import rewriting
 from graphprobe.diagnose.dynamo.frame_places import FramePlace, is_users, places_of, text_raised
-from graphprobe.diagnose.dynamo.python_source import source_at
+from graphprobe.diagnose.dynamo.python_source import returned_names, source_at
 
 
 def written(text: str, name: str) -> str:
@@ -38,7 +37,7 @@ def test_what_computed_a_part() -> None:
         ("return [abs(n), (n, repr(n))]", "1.1", "repr"),
     ):
         scope = scope_of(f"def program(n):\n    {body}\n", "returned")
-        first = culprit.returned_names(scope["program"], path)[0]
+        first = returned_names(scope["program"], path)[0]
         assert (first.name, first.source) == (wanted, "/program/returned.py:2")
 
 

@@ -84,9 +84,9 @@ def test_one_perturbed_run_is_enough_for_now_if_it_is_not_moved_far(fn: Callable
     program, reference = Program(fn, [((X,), {})]), Reference([observed(fn, X)] * 2)
     assert measure(reference, lambda step, kind: step(program), few=True) == []
     assert len(reference.perturbed) == runs and reference.few == (runs == 1)
-    while reference.make_perturbed:
+    while reference.further["perturbed"]:
         before = len(reference.perturbed)
-        assert reference.perturb_more() and len(reference.perturbed) > before
+        assert reference.make("perturbed") and len(reference.perturbed) > before
     assert len(reference.perturbed) == 3 + 8 and not reference.few
 
 

@@ -23,7 +23,7 @@ def new(before: Changed) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     """What has been changed since; a caller's environment may have changed settings of its own."""
     after = changed_settings()
     inductor, functorch, dynamo = (
-        {name: value for name, value in getattr(after, part).items() if name not in getattr(before, part)}
+        {name: value for name, value in after.configs[part].items() if name not in before.configs[part]}
         for part in ("inductor", "functorch", "dynamo")
     )
     return inductor, functorch, dynamo, [text for text in after.unsaved if text not in before.unsaved]
@@ -60,7 +60,7 @@ def test_what_json_cannot_hold_is_text() -> None:
 
 def test_what_is_found_can_be_written_and_set_again() -> None:
     with torch._inductor.config.patch({"cpp.simdlen": 256, "post_grad_fusion_options": {"a": {"b": 1}}}):
-        found = changed_settings().inductor
+        found = changed_settings().configs["inductor"]
     assert json.loads(json.dumps(found)) == found
     with torch._inductor.config.patch(found):
         assert torch._inductor.config.cpp.simdlen == 256

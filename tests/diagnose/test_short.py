@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +16,13 @@ from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.dossier import short, template
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.diagnose.dossier.plain import Form, PlainFunction, PlainInputs
-from graphprobe.diagnose.dossier.short import Short, ShortProgram, short_program, short_repros
+from graphprobe.diagnose.dossier.short import Short, short_program, short_repros
 from graphprobe.diagnose.dossier.template import MOST_LINES
 from graphprobe.diagnose.dossier.writer import first_shown
 from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.values import capture, same_bits
-from graphprobe.findings import Finding, Kind
+from graphprobe.findings import Finding, Kind, Worst
 from graphprobe.probe.formats.literals import Unreproducible
 from graphprobe.program_text.plain_values import constructor_text
 
@@ -189,7 +191,7 @@ def shorts(
     case = Case(gm, [values], kind, grad=x.requires_grad, **how)
     finding = Finding(kind=kind, stage="codegen", op="torch.relu", flaky_rate=flaky)
     parts = () if own else {"outputs", "gradients"}
-    return list(short_repros(case, reference_of(case), finding, parts=parts, title="relu is wrong", took_s=0.1))
+    return list(short_repros(case, reference_of(case), finding, parts=parts, took_s=0.1))
 
 
 FAULTS: list[tuple[Kind, str, int, str]] = [
@@ -203,7 +205,7 @@ FAULTS: list[tuple[Kind, str, int, str]] = [
 @pytest.mark.parametrize(("kind", "value", "size", "told"), FAULTS)
 def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int, told: str) -> None:
     x = torch.linspace(-2, 2, size, requires_grad=kind == "wrong_gradient")
-    found = shorts(relu_twice, x, kind, inductor_config={"cpp.inject_relu_bug_TESTING_ONLY": value})
+    found = shorts(relu_twice, x, kind, configs={"inductor": {"cpp.inject_relu_bug_TESTING_ONLY": value}})
     assert found and not found[0].tensors, "no file beside it"
     assert found[0].text.count("\n") <= MOST_LINES
     assert found[0].text.replace('backend="inductor"', 'backend="eager"') == found[0].control
@@ -231,7 +233,7 @@ def test_inputs_that_cannot_be_drawn_are_recorded(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.heavy
 @pytest.mark.usefixtures("warm_proofs")
 def test_a_fault_inside_of_a_branch() -> None:
-    assert first_shown(shorts(relu_in_a_branch, torch.linspace(-2, 3, 8), inductor_config=RELU_BUG)) is not None
+    assert first_shown(shorts(relu_in_a_branch, torch.linspace(-2, 3, 8), configs={"inductor": RELU_BUG})) is not None
 
 
 ENDS = {"segfault": "os.kill(os.getpid(), 11)", "hang": "time.sleep(1000)"}
@@ -369,9 +371,10 @@ WHOLE: dict[str, tuple[Any, Kind, str, list[Any], str]] = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_program_that(name: str) -> None:
     fn, kind, where, calls, told = WHOLE[name]
-    options, single = {"backend": "'aot_eager'"}, where == "outputs[1]"
-    program = Program(fn, calls, grad=True if single else None)
-    found = list(short_program(ShortProgram(program, options, "", [], where, kind, "it", "disable=True", single, None)))
+    program = Program(fn, calls, grad=True if where == "outputs[1]" else None)
+    worst = None if where == "outputs[1]" else Worst(label=where, expected=0.0, actual=0.0, off=0.0, of=3)
+    finding = Finding(kind=kind, stage="dynamo", worst=worst)
+    found = list(short_program(program, Compilation("aot_eager", None, Path()), finding, where))
     assert all(short.text.count("\n") <= MOST_LINES for short in found)
     shown = first_shown(found)
     assert told in shown.output if shown is not None else told == ""
@@ -408,10 +411,9 @@ def test_a_large_module_is_made_anew() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return encoder(x) * encoder[0].in_features
 
-    told = ShortProgram(
-        Program(program, [((torch.ones(2, 8),), {})]), {}, "", [], "outputs[0]", "wrong_value", "it", "", False, None
-    )
-    (only,) = short_program(told)
+    told = Program(program, [((torch.ones(2, 8),), {})])
+    finding = Finding(kind="wrong_gradient", stage="dynamo")
+    (only,) = short_program(told, Compilation("eager", None, Path()), finding, "outputs[0]")
     assert "torch.manual_seed(0)\n" in only.text and not only.tensors
     assert "torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(p=0.1)).eval()" in only.text
 

@@ -306,10 +306,10 @@ def test_a_few_runs_that_are_near_each_other_by_chance_accuse_nobody() -> None:
         return reference.perturbed * 3
 
     assert compare(few, off_by(1000)), "three runs that happen to agree"
-    assert compare(replace(few, make_perturbed=[more]), off_by(1000)) == [] and asked == [1]
-    assert judged(replace(few, make_perturbed=[more]), off_by(1000)).asks == "perturbed" and asked == [1]
+    assert compare(replace(few, further={"perturbed": [more]}), off_by(1000)) == [] and asked == [1]
+    assert judged(replace(few, further={"perturbed": [more]}), off_by(1000)).asks == "perturbed" and asked == [1]
     for roundoffs, times in ((1e6, 1), (14_000, 2)):
-        (found,) = compare(replace(few, make_perturbed=[more]), off_by(roundoffs))
+        (found,) = compare(replace(few, further={"perturbed": [more]}), off_by(roundoffs))
         assert found.certain and len(asked) == times
 
 
@@ -335,7 +335,7 @@ def test_which_elements_a_rounding_decides_is_a_matter_of_chance(jump: Callable[
             return [*runs]
 
         accused += any(d.certain for d in compare(few, right))
-        assert compare(replace(few, make_perturbed=[more]), right) == []
+        assert compare(replace(few, further={"perturbed": [more]}), right) == []
         gross = right[0].outputs[0] + 900
         for count in (1, 60) if right[0].outputs[0].dtype != torch.bool else ():
             (found,) = compare(reference, with_first(right, count, gross))
@@ -355,9 +355,9 @@ def test_one_perturbed_run_convicts_what_is_grossly_wrong_and_acquits_nobody() -
         return reference.perturbed[1:]
 
     def one() -> Reference:
-        return replace(reference, perturbed=reference.perturbed[:1], make_perturbed=[more, list])
+        return replace(reference, perturbed=reference.perturbed[:1], further={"perturbed": [more, list]})
 
-    assert one().few and not replace(one(), make_perturbed=[more]).few
+    assert one().few and not replace(one(), further={"perturbed": [more]}).few
     assert judged(one(), off_by(1e6), doubting=True).asks == "" and judged(one(), off_by(1e6)).differences[0].certain
     assert judged(one(), off_by(100), doubting=True).asks == "perturbed", "right, by one run only"
     assert judged(one(), off_by(100)) == Judged() and asked == []
@@ -365,7 +365,7 @@ def test_one_perturbed_run_convicts_what_is_grossly_wrong_and_acquits_nobody() -
     pair = reference_of(lambda x: (x.sum(1), x.sum(0)), [LONG])
     twice = results(lambda x: (x.sum(1) + 1e6 * ROUNDOFF, x.sum(0) + 1e6 * ROUNDOFF), [LONG])
     for batches, wrong in (([more], 2), ([more, more], 1)):
-        found = judged(replace(pair, perturbed=pair.perturbed[:1], make_perturbed=batches), twice)
+        found = judged(replace(pair, perturbed=pair.perturbed[:1], further={"perturbed": batches}), twice)
         assert [d.certain for d in found.differences] == [True] * wrong and asked == []
 
 
@@ -394,7 +394,7 @@ def test_with_one_perturbed_run_an_element_learns_from_its_row_and_column() -> N
     spot, wide = Spot(reference, 0, "outputs", 0), reference.wide
     moved = [[replace(wide[0], outputs=[wide[0].outputs[0] + x * ROUNDOFF * torch.randn(32, 48)])]]
     for few in (False, True):
-        made = replace(reference, perturbed=moved, make_perturbed=[list, list] if few else [])
+        made = replace(reference, perturbed=moved, further={"perturbed": [list, list] if few else []})
         ratio = replace(spot, reference=made).sigma(array_from(wide[0].outputs[0])) / array_from(x.abs() * ROUNDOFF)
         assert (ratio.min() > 0.05) == few
 
@@ -491,7 +491,7 @@ def at_edges(fn: Callable[..., Any], *args: Any) -> Reference:
     def run(step: Callable[[Program], Any], kind: type) -> Any:
         return step(Program(fn, [(fresh(args), {})], effects=False))
 
-    reference.make_edges = lambda: references._at_edges(run, reference)
+    reference.further = {"edges": [lambda: references._at_edges(run, reference)]}
     return reference
 
 
@@ -584,7 +584,7 @@ def with_own(fn: Callable[..., Any], *args: Any) -> Reference:
         programs = [Program(fn, [(fresh(args), {})], effects=False) for _ in range(24)]
         return [[read(r) for r in p.run_rounded(seed, least=0.0).calls] for seed, p in enumerate(programs)]
 
-    reference.make_own = own
+    reference.further = {"own": [own]}
     return reference
 
 

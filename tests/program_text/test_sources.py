@@ -13,10 +13,10 @@ import pytest
 from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
+    defining_names,
     global_names,
     imported_modules,
     is_own,
-    names_when_defined,
 )
 from graphprobe.program_text.text import program_text
 
@@ -122,7 +122,7 @@ def test_names(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert imported_modules(second, {"__package__": "pkg"}) == {"os", "os.path", "pkg"}, "a relative import"
     node = SourceFile(str(module.__file__), vars(module)).class_node("Outer")
     assert isinstance(node, ast.ClassDef)
-    assert set(names_when_defined(node)) == {"dict", "type", "TABLE", "int", "os"}
+    assert defining_names(node) == {"dict", "type", "TABLE", "os"}
 
 
 def test_whose_module_it_is(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

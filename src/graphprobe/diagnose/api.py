@@ -82,7 +82,8 @@ def diagnose(
     given = {"budget_s": budget_s, "step_limit_s": step_limit_s, "first": first, "exact": exact}
     given["workaround"] = workaround
     found = limits_from(given, os.environ, called=lambda name: f"diagnose({name}=…)")
-    limits = limits_of(TimeBudget(found.pop("budget_s", None)), found, deep=deep)
+    switches = {name: bool(found.get(name, name == "workaround")) for name in ("exact", "first", "workaround")}
+    limits = Limits(TimeBudget(found.pop("budget_s", None)), deep, **switches)
     asked = CompileOverrides(backend, dynamic, mode, options, fullgraph)
     program, compilation = prepared(fn, args, kwargs, asked, grad=grad, calls=calls, between=between, out=out)
     with shown_in_notebook(on_step) as shown:
@@ -91,22 +92,12 @@ def diagnose(
 
 def with_limits(compilation: Compilation, found: Mapping[str, Any]) -> Compilation:
     """The same with the limits that were asked for, as `limits_from` gives them."""
-    limit, first = found.get("step_limit_s", compilation.timeout_s), found.get("first", False)
-    return replace(compilation, timeout_s=limit, first=first)
-
-
-def limits_of(budget: TimeBudget, found: Mapping[str, Any], *, deep: bool) -> Limits:
-    """How far a diagnosis goes with the limits that were asked for."""
-    on = {"exact": False, "first": False, "workaround": True}
-    return Limits(budget, deep, **{name: bool(found.get(name, usual)) for name, usual in on.items()})
+    limit, first = found.get("step_limit_s"), found.get("first", False)
+    return replace(compilation, timeout_s=compilation.timeout_s if limit is None else limit, first=first)
 
 
 def climbed(
-    program: Program,
-    compilation: Compilation,
-    limits: Limits,
-    *,
-    on_step: Callable[[NamedStep], None] | None = None,
+    program: Program, compilation: Compilation, limits: Limits, *, on_step: Callable[[NamedStep], None] | None = None
 ) -> Diagnosis:
     """The diagnosis of a program."""
     return Ladder(program, compilation, limits, on_step).climb(

@@ -139,12 +139,8 @@ def is_own(scalar: Scalar) -> bool:
     dtype = _DTYPE.match(scalar.text)
     if scalar.type == "float" and limit_named(float(scalar.text)):
         return True
-    return _DEVICE.match(scalar.text) is not None or (dtype is not None and _dtype(dtype.group(1)) is not None)
-
-
-def _dtype(name: str) -> torch.dtype | None:
-    found = getattr(torch, name, None)
-    return found if isinstance(found, torch.dtype) else None
+    known = dtype is not None and isinstance(getattr(torch, dtype.group(1), None), torch.dtype)
+    return known or _DEVICE.match(scalar.text) is not None
 
 
 def value_of(scalar: Scalar) -> Any:
@@ -335,13 +331,12 @@ def _tensor(dump: CallDump, call: Call, slot: CallSlot) -> torch.Tensor:
         return torch.empty(slot.meta.shape, dtype=dtype)
     array = np.array(dump.values(call, slot))  # a copy: what is mapped cannot be written to
     if array.dtype.itemsize == dtype.itemsize:
-        return _from_bits(array, dtype, slot.meta.shape)
+        return (
+            torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            .view(dtype)
+            .reshape(slot.meta.shape)
+        )
     return torch.from_numpy(array).to(dtype).reshape(slot.meta.shape)
-
-
-def _from_bits(array: np.ndarray[Any, Any], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return raw.view(dtype).reshape(tuple(shape)) if raw.numel() else torch.empty(tuple(shape), dtype=dtype)
 
 
 def _backward(
@@ -372,7 +367,8 @@ def _backward(
         args, kwargs = _called(call.api, {n: asked.get(n, fresh.get(n, named[n])) for n in names})
         with torch.enable_grad():
             # A copy, because an in-place operation may not change a leaf.
-            results = _tensors_of(function, (), *_unleafed(args), **_unleafed(kwargs))
+            args, kwargs = tree_map(_unleafed, (args, kwargs))
+            results = _tensors_of(function, (), *args, **kwargs)
             chosen = [results[i] for i in seeds]
             found = torch.autograd.grad(chosen, [asked[n] for n in sources], roots, allow_unused=True)
         gradients_or_none: tuple[torch.Tensor | None, ...] = tuple(found)
@@ -443,13 +439,9 @@ def _shortest(value: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
 
 
 def _unleafed(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.view_as(value) if not value.requires_grad else value * 1
-    if type(value) in (list, tuple):
-        return type(value)(_unleafed(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _unleafed(item) for key, item in value.items()}
-    return value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.view_as(value) if not value.requires_grad else value * 1
 
 
 def _judged(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -23,8 +23,8 @@ class Case:
         dynamic: as `torch.compile` takes it.
         grad: run the backward of the sum of all outputs that require gradients, each weighted by a ramp from 0.5 to
             1.5, and compare the gradients of the inputs and parameters that require them.
-        inductor_config, functorch_config, dynamo_config: settings of `torch._inductor.config`, … other than the
-            defaults, by dotted name; JSON values only.
+        configs: settings of `torch._inductor.config`, … other than the defaults, by package (`inductor`, `functorch`,
+            `dynamo`) and dotted name; JSON values only.
         allowed: for every call, for every floating-point leaf of (outputs, inputs after the call, gradients), in this
             order, a float64 tensor of its shape, or one that broadcasts to it: how far compiled and eager may be
             apart; infinity where an element is not judged. Complex leaves count. Parameters come in order of their
@@ -37,8 +37,6 @@ class Case:
         unsaved_settings: settings other than the defaults that cannot be saved, with the reason. A repro without them
             may still show the fault, and cannot tell where it does not.
         caches: torch's graph caches stay as torch has them, for a fault that comes out of a cache.
-        via: `dynamo`: `torch.compile(graph)`, in one piece. `aot`: the backend gets the graph directly, for graphs that
-            Dynamo does not trace again or would change; sizes are then static, one compile for each set of them.
     """
 
     graph: torch.fx.GraphModule
@@ -47,21 +45,13 @@ class Case:
     backend: str = "inductor"
     dynamic: bool | None = None
     grad: bool = False
-    inductor_config: dict[str, Any] = field(default_factory=dict)
-    functorch_config: dict[str, Any] = field(default_factory=dict)
-    dynamo_config: dict[str, Any] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     allowed: list[list[torch.Tensor]] = field(default_factory=list)
-    via: Literal["dynamo", "aot"] = "dynamo"
     caches: bool = False
     own_backend: OwnBackend | None = None
     hooks: dict[str, OwnBackend] = field(default_factory=dict)
     unsaved: tuple[str, ...] = ()
     unsaved_settings: tuple[str, ...] = ()
-
-    @property
-    def configs(self) -> dict[str, dict[str, Any]]:
-        """The settings by package of torch."""
-        return {"inductor": self.inductor_config, "functorch": self.functorch_config, "dynamo": self.dynamo_config}
 
     @property
     def backend_shown(self) -> str:

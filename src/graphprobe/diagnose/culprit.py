@@ -15,7 +15,6 @@ from torch.fx import GraphModule, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, check, reference_of
 from graphprobe.diagnose.evidence import alike
-from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.oracle import CompilerOracle
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem, shrinks_for
@@ -78,21 +77,19 @@ def shortened(
             )
         log.info("shortened to %d calls in %d questions, %.1f s", done.case.calls, done.calls, done.seconds)
         return done.case.problem.case_of(done.case.recipe) if done.failed and done.case is not done.original else None
-    except (GraphprobeError, CannotCut, NotApplicable, ValueError) as error:
+    except (GraphprobeError, NotApplicable, ValueError) as error:
         log.info("not shortened: %s", error)
         return None
 
 
 def named(case: Case) -> list[Node]:
     """The calls of a short case, those that are most likely to be at fault first: what computes, the last first."""
-    calls = [n for n in case.graph.graph.nodes if n.op in CALLS and not _is_part(n)]
-    calls.reverse()
+
+    def is_part(node: Node) -> bool:  # to index a tensor is a call like others
+        return is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS
+
+    calls = [n for n in reversed(case.graph.graph.nodes) if n.op in CALLS and not is_part(n)]
     return sorted(calls, key=lambda n: op_of(n) in VIEWS_AND_SUCH)
-
-
-def _is_part(node: Node) -> bool:
-    """Whether it picks one of several results; to index a tensor is a call like others."""
-    return is_item(node) and isinstance(node.args[0], Node) and node.args[0].op in CALLS
 
 
 def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, backend: Any = None) -> list[Node]:
@@ -115,8 +112,8 @@ def ranked(case: Case, result: CaseResult, kind: Kind, *, timeout_s: float, back
         return likeliest
     asked = _Asked(case, kind, timeout_s, backend or (lambda: lookup(case.backend)))
     try:
-        last = bisect_left(calls[:-1], True, key=asked.fails_until)
-        first = bisect_left(calls[1:], True, key=lambda call: not asked.fails_from(call))
+        last = bisect_left(calls[:-1], True, key=lambda call: asked.fails(call, upto=True))
+        first = bisect_left(calls[1:], True, key=lambda call: not asked.fails(call.prev, upto=False))
         unwrapped = asked.unwrapped(calls[first:last], result.reference)
     except Exception as error:  # a graph that Dynamo does not trace again in parts
         log.info("the culprit of %s: %s", [op_of(n) for n in calls], error)
@@ -134,15 +131,6 @@ class _Asked:
     kind: Kind
     timeout_s: float
     backend: Callable[[], Any]
-
-    def fails_until(self, node: Node) -> bool:
-        """Whether it fails compiled up to and including this call."""
-        return self._fails(node, lambda number: number == 0)
-
-    def fails_from(self, node: Node) -> bool:
-        """Whether it fails compiled from this call on."""
-        before = node.prev
-        return self._fails(before, lambda number: number > 0)
 
     def unwrapped(self, calls: Sequence[Node], reference: Reference) -> list[Node]:
         """The last of the calls whose integers the compiled piece uses as they are before they are wrapped.
@@ -172,20 +160,20 @@ class _Asked:
                 return [call]
         return []
 
-    def _fails(self, last: Node, chosen: Callable[[int], bool]) -> bool:
-        graph = broken_after(self.case.graph, last)
-        part = replace(self.case, graph=graph)
-        made = check(part, timeout_s=self.timeout_s, backend=lambda: _Some(self.backend(), chosen), repeats=1)
+    def fails(self, last: Node, *, upto: bool) -> bool:
+        """Whether it fails compiled up to and including this call, or from the next one on."""
+        part = replace(self.case, graph=broken_after(self.case.graph, last))
+        made = check(part, timeout_s=self.timeout_s, backend=lambda: _Some(self.backend(), upto), repeats=1)
         log.info("broken after %s: %s", last.name, [d.kind for d in made.differences])
         return made.died is not None or alike(self.kind, made.differences)
 
 
 class _Some:
-    """A backend that compiles some of the graphs that it gets, by their number, and runs the others as they are."""
+    """A backend that compiles the first of its graphs, or all but this one, and runs the others as they are."""
 
-    def __init__(self, backend: Any, chosen: Callable[[int], bool]) -> None:
-        self.backend, self.chosen, self.count = backend, chosen, 0
+    def __init__(self, backend: Any, first: bool) -> None:
+        self.backend, self.first, self.count = backend, first, 0
 
     def __call__(self, gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
         number, self.count = self.count, self.count + 1
-        return self.backend(gm, inputs, **settings) if self.chosen(number) else gm.forward
+        return self.backend(gm, inputs, **settings) if self.first == (number == 0) else gm.forward

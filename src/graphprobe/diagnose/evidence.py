@@ -15,7 +15,7 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import check, program_of, settings_of
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.local import local_error
-from graphprobe.diagnose.rungs import RungReport, Watch, graphs_rung, kernel_rung, run_program
+from graphprobe.diagnose.rungs import Watch, graphs_rung, kernel_rung, run_program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied_together, flat_outputs, run_graph
@@ -26,8 +26,7 @@ from graphprobe.findings import Kind
 from graphprobe.internals.caches import bypassed
 from graphprobe.internals.operators.operators import decomposed_while_traced
 from graphprobe.internals.tensors import tree_leaves
-from graphprobe.judge.judging import Difference, compare
-from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.judge.judging import Difference
 from graphprobe.judge.stage_table import GRAPHS, Evidence, Graphs, Loops
 from graphprobe.judge.uncompiled import Reference
 
@@ -65,7 +64,7 @@ def evidence_of(
         return Evidence(kind, wrong, inductor=False, traced_away=bool(op) and decomposed_while_traced(str(op)))
     if case.caches:
         return Evidence(kind, cached=True)
-    wrong = _first_wrong(case, kind, reference, compilation)
+    wrong = next((point for point in GRAPHS if _fails(case, point, kind, reference, compilation)), None)
     traced_away = bool(op) and len(case.calls) == 1 and decomposed_while_traced(str(op))
     if wrong is not None and kind not in RAISED:
         return Evidence(kind, wrong, traced_away=traced_away)
@@ -81,31 +80,6 @@ def _seen(look: Callable[[], Seen], compilation: Compilation) -> Seen:
     if outcome.value is not None:
         return msgspec.convert(outcome.value, Seen)
     return Seen(lost=outcome.raised.line if outcome.raised is not None else outcome.end)
-
-
-def _first_wrong(case: Case, kind: Kind, reference: Reference, compilation: Compilation) -> Graphs | None:
-    def step() -> list[list[ObservationRecord] | None]:
-        return [_run(case, point) for point in GRAPHS]
-
-    outcome = isolated(step, timeout_s=compilation.timeout_s)
-    if outcome.value is None:  # one of them ends the process
-        return next((p for p in GRAPHS if _fails(case, p, kind, reference, compilation)), None)
-    runs = msgspec.convert(outcome.value, list[list[ObservationRecord] | None])
-    for point, records in zip(GRAPHS, runs, strict=True):
-        if records is not None and alike(kind, compare(reference, [read(r) for r in records])):
-            return point
-    return None
-
-
-def _run(case: Case, point: Graphs) -> list[ObservationRecord] | None:
-    with bypassed(), settings_of(case):
-        torch.compiler.reset()
-        program = program_of(case)
-        try:
-            return program.run(lambda fn: torch.compile(fn, backend=graphs_rung(Watch(), point), dynamic=case.dynamic))
-        except Exception as error:  # outside of any call
-            log.info("at %s: %s: %s", point, type(error).__name__, error)
-            return None
 
 
 def _fails(case: Case, point: Graphs, kind: Kind, reference: Reference, compilation: Compilation) -> bool:
@@ -126,19 +100,18 @@ def _evaluate(case: Case, compilation: Compilation) -> Seen:
     """Is Inductor's IR of each graph right? Nothing is compiled, so that no kernel can end the process."""
     watch = Watch()
     with bypassed(), settings_of(case):
-        run_program(program_of(case), compilation, graphs_rung(watch, "post_grad"), RungReport())
+        run_program(program_of(case), compilation, graphs_rung(watch, "post_grad"))
         answers = [loops_of(graph.graph, inputs) for graph in watch.graphs for inputs in graph.inputs[:1]]
     order: tuple[Loops, ...] = ("wrong", "unknown", "right")
     worst = next((answer for answer in order if answer in answers), None)
-    return Seen(None, worst, any(is_dynamic(graph.graph) for graph in watch.graphs))
+    formal = [n for graph in watch.graphs for n in graph.graph.graph.nodes if n.op == "placeholder"]
+    return Seen(None, worst, any(isinstance(n.meta.get("val"), torch.SymInt) for n in formal))
 
 
 def _raise(case: Case, compilation: Compilation) -> Seen:
     """Compile to the end: where does the exception come from?"""
-    report = RungReport()
     with bypassed(), settings_of(case):
-        run_program(program_of(case), compilation, kernel_rung(Watch(), expose=False), report)
-    return Seen(report.origin)
+        return Seen(run_program(program_of(case), compilation, kernel_rung(Watch(), expose=False)).origin)
 
 
 def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:
@@ -172,9 +145,3 @@ def loops_of(graph: GraphModule, inputs: list[Any]) -> Loops:
     if found.answer in ("unsure", "skipped"):
         return "right" if not same_bits(call(*copied_together(inputs)), got) else "unknown"
     return "right" if found.answer in ("ok", "better") else "wrong"
-
-
-def is_dynamic(graph: GraphModule) -> bool:
-    """Whether a placeholder of the graph is a symbolic number."""
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in placeholders)

@@ -283,15 +283,6 @@ def refused(raised: Sequence[Raised | None], origin: Origin | None) -> Finding |
     told = [found for error in raised if error is not None and (found := refusal_of(error)) is not None]
     if not told or len(told) < len(raised):
         return None
-    place, first = origin or Origin(stage="unknown"), next(error for error in raised if error is not None)
-    return Finding(
-        kind="unsupported",
-        stage="unknown",
-        op=place.op,
-        node=place.node,
-        source=place.source or user_line(first.message),
-        called_from=place.called_from,
-        module=place.module,
-        within=place.within,
-        reason=told[0],
-    )
+    first = next(error for error in raised if error is not None)
+    fault = Finding(kind="unsupported", stage="unknown", source=user_line(first.message), reason=told[0])
+    return msgspec.structs.replace(origin or NOBODY, pass_=None, also=[], reason="").told_in(fault)

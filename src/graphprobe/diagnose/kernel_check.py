@@ -103,15 +103,15 @@ def check_graph(
     for number, (name, got) in enumerate(shown.items(), 1):
         doing(f"{compiled.direction}, op {number} of {len(shown)}")
         node = nodes[name]
-        if node.op != "call_function" or not _worth_checking(node):
-            continue
+        made_by = producer(node)
+        if node.op != "call_function" or not comparable(op_of(made_by)) or (made_by is not node and is_view(made_by)):
+            continue  # what draws numbers, or only looks at memory in another way
         error = check_node(compiled.final, node, got, shown, run)
         if compiled.file is not None:
             looked_at = [known.get(n.name) for n in node.all_input_nodes for known in (shown, run.values)]
             compiled.file.release(got, *looked_at)
         report.note(error, node, "codegen", compiled.direction)
         if error.answer == "worse":
-            made_by = producer(node)
             report.suspects.append(Suspect("codegen", compiled.direction, compiled.final, made_by, run.values, error))
     report.suspects.sort(key=lambda s: -s.error.excess)
     if report.whole.answer == "worse" and not report.suspects:
@@ -130,12 +130,6 @@ def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Su
         suspect = Suspect("codegen", compiled.direction, compiled.final, node, run.values, error, whole=True)
         return [replace(suspect, also=[op_of(n) for n in node.all_input_nodes if n.op == "call_function"])]
     return []
-
-
-def _worth_checking(node: Node) -> bool:
-    """Not what draws numbers, and not what only looks at memory in another way."""
-    made_by = producer(node)
-    return comparable(op_of(made_by)) and not (made_by is not node and is_view(made_by))
 
 
 def check_node(gm: GraphModule, node: Node, got: Any, shown: Mapping[str, Any], run: GraphRun) -> LocalError:

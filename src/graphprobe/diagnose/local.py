@@ -132,11 +132,6 @@ class LocalError(msgspec.Struct, frozen=True):
     excess: float = 0.0
     reason: str = ""
 
-    @property
-    def other_bits(self) -> bool:
-        """Whether the result is right, and not to the last bit as the op gives it by itself."""
-        return self.answer in ("ok", "better") and self != OK
-
     def latent(self, node: Node, stage: Stage, direction: str, kind: Kind | None = None) -> Latent:
         """It as something that shows in nothing that the user can observe; `kind`: another than its own."""
         return Latent(
@@ -177,7 +172,7 @@ class Checked:
             self.largest = LargestZ(f"{direction}:{node.name}", error.z)
         if error.answer == "better":
             self.wider.append(error.latent(node, stage, direction))
-        if error.other_bits:
+        if error.answer in ("ok", "better") and error != OK:
             self.rounded.append(error.latent(node, stage, direction, "not_bitwise"))
 
 

@@ -136,21 +136,15 @@ def unsure_of_numbers(found: Sequence[Difference]) -> list[Difference]:
 
 def excused(found: Sequence[Difference]) -> list[str]:
     """Of a healthy program that differs only where that is no fault: a line for each reason."""
-    off = [d for d in found if d.weight == "better"]
-    undefined = [d for d in found if d.weight == "undefined"]
-    return [tell(some) for tell, some in ((_uncompiled_is_off, off), (_left_open, undefined)) if some]
-
-
-def _left_open(found: Sequence[Difference]) -> str:
-    places = ", ".join(dict.fromkeys(d.where for d in found))
-    verb = "differ" if "," in places else "differs"
-    return f"{places} {verb} only where torch leaves the result undefined: {found[0].text}"
-
-
-def _uncompiled_is_off(found: Sequence[Difference]) -> str:
-    """Of values that the compiled program has nearer to float64."""
-    more = f", and in {len(found) - 1} more places" if len(found) > 1 else ""
-    return f"{found[0].where} differs{more}, and the uncompiled program is the one that is off: {found[0].text}"
+    lines = []
+    if off := [d for d in found if d.weight == "better"]:  # the compiled program is nearer to float64
+        more = f", and in {len(off) - 1} more places" if len(off) > 1 else ""
+        lines.append(f"{off[0].where} differs{more}, and the uncompiled program is the one that is off: {off[0].text}")
+    if undefined := [d for d in found if d.weight == "undefined"]:
+        places = ", ".join(dict.fromkeys(d.where for d in undefined))
+        verb = "differ" if "," in places else "differs"
+        lines.append(f"{places} {verb} only where torch leaves the result undefined: {undefined[0].text}")
+    return lines
 
 
 def raised_in_both(eager: Raised, compiled: RungReport | None) -> str:

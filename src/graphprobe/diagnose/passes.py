@@ -151,16 +151,6 @@ def _replaced_inputs(right: GraphModule, wrong: GraphModule, made: Mapping[str, 
     return found
 
 
-def _everything(gm: GraphModule) -> Any:
-    """What a graph returns and what it leaves in its inputs, as one function."""
-
-    def call(*args: Any) -> list[Any]:
-        outputs = torch.fx.Interpreter(gm).run(*args)
-        return [*flat_outputs(outputs), *args]
-
-    return call
-
-
 def _compare(gm: GraphModule, base: GraphRun, run: GraphRun, inputs: Sequence[Any]) -> LocalError:
     if run.failed is not None:
         node, raised = run.failed
@@ -177,8 +167,12 @@ def _compare(gm: GraphModule, base: GraphRun, run: GraphRun, inputs: Sequence[An
         if len(wanted) == len(have) and not any(different(w, h) for w, h in zip(wanted, have, strict=True)):
             return OK
         return certainly_wrong("wrong_value", "it differs by more than rounding")
+
+    def everything(*args: Any) -> list[Any]:
+        return [*flat_outputs(torch.fx.Interpreter(gm).run(*args)), *args]
+
     # What a graph is called with is exact; what its own values lose in rounding, the run held against loses as well.
-    return local_error("graph", _everything(gm), list(inputs), {}, have, rounded=())
+    return local_error("graph", everything, list(inputs), {}, have, rounded=())
 
 
 def _shared(base: GraphRun, run: GraphRun) -> LocalError:

@@ -18,15 +18,14 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.culprit import LARGEST, named, ranked, shortened
-from graphprobe.diagnose.dossier.own_backend import own_backend, why_no_text
-from graphprobe.diagnose.dossier.report import title_of
+from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.short import short_repros
-from graphprobe.diagnose.dossier.writer import NOT_ALONE, first_shown, run_repro, write_dossier
+from graphprobe.diagnose.dossier.writer import NOT_ALONE, run_repro, shown_or_long, write_dossier
 from graphprobe.diagnose.evidence import RAISED, evidence_of
 from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.local import Suspect
 from graphprobe.diagnose.rungs import DynamoGraph
-from graphprobe.diagnose.settings import Changed, Compilation, changed_settings, versions
+from graphprobe.diagnose.settings import Changed, Compilation, changed_settings
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.naming import (
     aten_behind,
@@ -39,7 +38,7 @@ from graphprobe.engine.naming import (
 )
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
-from graphprobe.errors import EXIT_OK, GraphprobeError
+from graphprobe.errors import EXIT_FOUND, GraphprobeError
 from graphprobe.findings import Finding, Kind, Stage, kind_of_death, told_more
 from graphprobe.internals.aot_backends import boxed_call
 from graphprobe.internals.inductor.stages import stop_after
@@ -69,8 +68,6 @@ WRITTEN_FOR = frozenset("copy index_put slice_scatter select_scatter diagonal_sc
 CHANGES = re.compile(r"[^_]_$|\bsetitem$")
 """A function of the program's that changes a tensor in place."""
 
-REPRO_FAILS = 1
-
 SMALL = 3
 """Calls of a piece that is small enough as it is."""
 
@@ -99,8 +96,7 @@ class Prover:
     def __init__(self, compilation: Compilation, dynamo: Sequence[DynamoGraph], grad: bool) -> None:
         self.compilation, self.dynamo, self.grad = compilation, dynamo, grad
         self.changed: Changed = changed_settings().with_inductor(compilation.inductor_settings)
-        self.own_backend = None if compilation.maker is None else own_backend(compilation.backend)
-        why = why_no_text(compilation.backend) if compilation.maker is not None else ""
+        self.own_backend, why = own_backend(compilation.backend)
         self.unsaved = (why,) if why else ()
         self.compiles = 0
         self.check_s = 0.0  # the longest check of a piece so far that ended
@@ -155,15 +151,9 @@ class Prover:
                 except (KeyError, AttributeError, RuntimeError):  # a value that was not recorded
                     continue
                 yield self.case(graph, [capture(inputs)], suspect.kind)
-        yield from self.from_dynamo(suspect)
-
-    def from_dynamo(self, suspect: Suspect) -> Iterator[Case]:
-        """Dynamo's graphs, whole, those that hold the suspect's source line first."""
-        line = suspect.source
+        line = suspect.source  # whose graphs come first
         order = sorted(self.dynamo, key=lambda d: not any(source_of(n) == line for n in d.graph.graph.nodes))
-        for graph in order:
-            if graph.calls:
-                yield self.whole(graph, suspect.kind)
+        yield from (self.whole(graph, suspect.kind) for graph in order if graph.calls)
 
     def whole(self, graph: DynamoGraph, kind: str) -> Case:
         """One of Dynamo's graphs with all its calls."""
@@ -345,45 +335,35 @@ class Prover:
         try:
             beside = NEIGHBOURS.get(made.stage) if self.compilation.is_inductor else None
             parts = {d.where.split("[")[0] for d in result.differences}
-            title = title_of(made)
             kind = shown_by(result, next((d.kind for d in result.differences if d.certain), made.kind))
-            scripts = short_repros(
-                case, result.reference, made, parts=parts, title=title, kind=kind, took_s=self.check_s
-            )
+            scripts = short_repros(case, result.reference, made, parts=parts, kind=kind, took_s=self.check_s)
             dossier = partial(
                 write_dossier,
                 folder,
                 case,
                 made,
-                versions=versions(),
                 before=before,
                 neighbour=beside,
                 kernel_source=kernel_source,
                 log=log_of(result.differences),
             )
-            asked: list[tuple[list[str], int | None]] = []
 
-            def long_form() -> bool:
+            def long_form() -> tuple[int | None, list[str]]:
                 problems = dossier()
-                asked.append((problems, None if problems else run_repro(folder, made.stage)))
-                return asked[-1][1] != EXIT_OK
+                return None if problems else run_repro(folder, made.stage), problems
 
-            shown = first_shown(scripts, made.stage, long_form=long_form)
+            shown, code, problems = shown_or_long(scripts, made.stage, long_form)
             if shown is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 dossier(shown=shown)
-            elif not asked:
-                long_form()
-            problems, code = ([], REPRO_FAILS) if shown is not None else asked[0]
         except (GraphprobeError, OSError) as error:
             problems, code = [str(error)], None
             made.dossier = str(folder) if folder.exists() else None
-            made.proof = None
-        if code != REPRO_FAILS:
+        if code != EXIT_FOUND:
             made.proof = None
         if problems:
             made.reason = told_more(made.reason, f"The repro is incomplete: {'; '.join(problems)}.")
-        elif code != REPRO_FAILS:
+        elif code != EXIT_FOUND:
             made.reason = told_more(made.reason, NOT_ALONE)
 
 

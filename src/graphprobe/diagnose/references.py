@@ -58,8 +58,8 @@ def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str
     _measure_undefined(reference, run)
     problems = list(_measure_roundings(reference, run))
     if not problems:
-        reference.make_own = partial(_rounded, run, reference, range(MORE_RUNS), least=0.0)
-        reference.make_edges = partial(_at_edges, run, reference)
+        own = partial(_rounded, run, reference, range(MORE_RUNS), least=0.0)
+        reference.further = {**reference.further, "own": [own], "edges": [partial(_at_edges, run, reference)]}
     watched = not problems  # what watches ops changes this program, or ends it
 
     def wide(seed: int | None, *, rough: bool = False) -> list[Observation] | None:
@@ -77,7 +77,8 @@ def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str
     perturbed = moved(seeds[:1], rough) if few and not reference.rounded else []
     if perturbed and not run(lambda _: _is_shifted_in_any(centre, perturbed, FAR_SHIFT), bool):
         reference.wide, reference.perturbed = centre, perturbed
-        reference.make_perturbed = [partial(moved, more, rough) for more in ([2], [1], MORE_PERTURBED)]
+        later = [partial(moved, more, rough) for more in ([2], [1], MORE_PERTURBED)]
+        reference.further = {**reference.further, "perturbed": later}
         return problems
     perturbed += moved(seeds[len(perturbed) :], rough)
     if run(lambda _: _is_another_program(centre, perturbed), bool):
@@ -85,7 +86,7 @@ def measure(reference: Reference, run: Runner, *, few: bool = False) -> list[str
         perturbed = moved(seeds, rough)
     if len(perturbed) == PERTURBED:
         reference.wide, reference.perturbed = centre, perturbed
-        reference.make_perturbed = [partial(moved, MORE_PERTURBED, rough)]
+        reference.further = {**reference.further, "perturbed": [partial(moved, MORE_PERTURBED, rough)]}
     return problems
 
 
@@ -154,7 +155,7 @@ def _roundings(reference: Reference, run: Runner) -> list[str]:
     if run(lambda _: _is_another_program(reference.eager[0], runs), bool):
         return ["watched op by op, the program computes something else: its own roundings were not measured"]
     reference.rounded, reference.narrowest, reference.moved = runs, first.narrowest, min(reference.roundoff, SINGLE)
-    reference.more = partial(_rounded, run, reference, range(RUNS, MORE_RUNS))
+    reference.further = {**reference.further, "rounded": [partial(_rounded, run, reference, range(RUNS, MORE_RUNS))]}
     return []
 
 

@@ -363,9 +363,10 @@ def _showing(
 
 
 def run_program(
-    program: Program, compilation: Compilation, backend: Callable[..., Any] | str, report: RungReport
-) -> None:
-    """Run the calls compiled with `backend`; what they gave, and the first exception's origin, go into `report`."""
+    program: Program, compilation: Compilation, backend: Callable[..., Any] | str, report: RungReport | None = None
+) -> RungReport:
+    """Run the calls compiled with `backend`; what they gave, and the first exception's origin, go into the report."""
+    report = RungReport() if report is None else report
     torch.compiler.reset()
     if backend is not compilation.backend and not isinstance(backend, str):
         backend.__name__ = compilation.told_backend  # as errors name it
@@ -378,3 +379,4 @@ def run_program(
             report.calls.append(record)
             if error is not None and report.origin is None:
                 report.origin = origin_of(error)
+    return report

@@ -117,31 +117,33 @@ class ScriptOptions:
         program, compilation, limits = self._prepared(fn, asked, calls, out)
         return climbed(program, compilation, limits, on_step=on_step)
 
+    def _limited(self, compilation: Compilation) -> Compilation:
+        from graphprobe.diagnose.api import with_limits
+
+        return with_limits(compilation, {"first": self.first, "step_limit_s": self.step_limit_s})
+
     def _prepared(
         self, fn: Any, asked: CompileOverrides, calls: list[tuple[Any, Mapping[str, Any]]], out: Path | None
     ) -> tuple[Program, Compilation, Limits]:
         import torch
 
-        from graphprobe.diagnose.api import prepared, with_limits
+        from graphprobe.diagnose.api import prepared
         from graphprobe.diagnose.settings import Limits
 
-        grad = self.grad if torch.is_grad_enabled() else False
+        grad = torch.is_grad_enabled() and self.grad
         program, compilation = prepared(fn, (), {}, asked, grad=grad, calls=calls, out=out)
-        step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
-        compilation = with_limits(compilation, {"first": self.first, **step_limit})
+        compilation = self._limited(compilation)
         return program, compilation, Limits(self.budget, self.deep, self.first, self.exact, self.workaround)
 
     def way_diagnosis(
         self, held: WayCall, *, out: Path | None, on_step: Callable[[NamedStep], None] | None = None
     ) -> Diagnosis:
         """The diagnosis of a call of what was exported, traced or packaged."""
-        from graphprobe.diagnose.api import new_folder_for_proofs, with_limits
+        from graphprobe.diagnose.api import new_folder_for_proofs
         from graphprobe.diagnose.settings import Compilation, Limits
         from graphprobe.diagnose.ways.way_ladder import climbed_way
 
-        step_limit = {} if self.step_limit_s is None else {"step_limit_s": self.step_limit_s}
-        compilation = Compilation("eager", None, out or new_folder_for_proofs())
-        compilation = with_limits(compilation, {"first": self.first, **step_limit})
+        compilation = self._limited(Compilation("eager", None, out or new_folder_for_proofs()))
         return climbed_way(held, compilation, Limits(self.budget, self.deep, self.first, self.exact), on_step=on_step)
 
     def wrong_in_place(

@@ -17,13 +17,7 @@ from typing import Any
 import torch
 
 import graphprobe
-from graphprobe.diagnose.dossier.own_backend import (
-    STAND_IN,
-    OwnBackend,
-    own_hook,
-    place_of_backend,
-    shown_name,
-)
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend, own_hook, place_of_backend, shown_name
 from graphprobe.engine.naming import is_library
 from graphprobe.findings import Finding
 from graphprobe.internals.aot_backends import registered
@@ -144,6 +138,11 @@ class Compilation:
                 stack.enter_context(config.patch(changes))
             yield
 
+    def changed(self) -> Changed:
+        """The settings of torch other than the defaults, as they are for each compilation."""
+        with self.configured():
+            return changed_settings()
+
     def with_setting(self, name: str, value: Any) -> Compilation:
         """The same with one setting of Inductor's in another state."""
         return replace(self, inductor_settings={**self.inductor_settings, name: value})
@@ -154,37 +153,30 @@ class Changed:
     """Settings other than the defaults, by dotted name.
 
     Attributes:
-        inductor, functorch, dynamo: those that JSON can hold.
+        configs: those that JSON can hold, by package.
         hooks: functions and objects, see `Case.hooks`.
         unsaved: those that no text gives, with the reason.
     """
 
-    inductor: dict[str, Any] = field(default_factory=dict)
-    functorch: dict[str, Any] = field(default_factory=dict)
-    dynamo: dict[str, Any] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=lambda: {package: {} for package in PACKAGES})
     hooks: dict[str, OwnBackend] = field(default_factory=dict)
     unsaved: list[str] = field(default_factory=list)
 
     def of_case(self) -> dict[str, Any]:
         """The fields of a `Case` that say the same."""
-        return {
-            "inductor_config": self.inductor,
-            "functorch_config": self.functorch,
-            "dynamo_config": self.dynamo,
-            "hooks": self.hooks,
-            "unsaved_settings": tuple(self.unsaved),
-        }
+        return {"configs": self.configs, "hooks": self.hooks, "unsaved_settings": tuple(self.unsaved)}
 
     def with_inductor(self, settings: Mapping[str, Any]) -> Changed:
         """The same with more settings of Inductor's, as mode and options of `torch.compile` ask for them."""
-        made = replace(self, inductor=dict(self.inductor), hooks=dict(self.hooks), unsaved=list(self.unsaved))
+        configs = self.configs | {"inductor": dict(self.configs["inductor"])}
+        made = Changed(configs, dict(self.hooks), list(self.unsaved))
         for name, value in settings.items():
             made.add("inductor", name, value)
         return made
 
     def add(self, package: str, name: str, value: Any) -> None:
         """Take in one setting."""
-        values: dict[str, Any] = getattr(self, package)
+        values = self.configs[package]
         values.pop(name, None)
         if is_plain_data(value):
             values[name] = value

@@ -132,56 +132,47 @@ def catches(program: Program) -> bool:
 
 def dynamo(program: Program, compilation: Compilation) -> RungReport:
     """Dynamo's graphs, run as they are."""
-    report, watch = RungReport(), Watch(file=program.file)
-    run_program(program, compilation, dynamo_rung(watch), report)
+    watch = Watch(file=program.file)
+    report = run_program(program, compilation, dynamo_rung(watch))
     report.called = watch.called()
     return report
 
 
 def aot(program: Program, compilation: Compilation, *, strides: bool = False) -> RungReport:
     """AOTAutograd's graphs run op by op; each op against its decomposition, with `strides` their layouts too."""
-    report, watch = RungReport(), Watch(file=program.file)
-    run_program(program, compilation, aot_rung(watch), report)
+    watch = Watch(file=program.file)
+    report = run_program(program, compilation, aot_rung(watch))
     report.called = watch.called()
     report.raised_at = next((Origin.at(node, stage="runtime") for node in watch.failed_nodes), None)
     report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
-    with compilation.configured(), _told(report, "aot"):
+    with _told(report, "aot"), _proving(program, compilation, watch.dynamo, report) as prover:
         for graph in watch.graphs:
             for inputs in graph.inputs:
                 suspects += _taken_in(report, check_decompositions(graph, inputs, strides=strides))
-        prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
-        report.compiles += prover.compiles
     if report.checked and not suspects:
         report.right.append(f"decompositions: {report.checked} ops agree with theirs")
     return report
 
 
-def passes(
-    program: Program,
-    compilation: Compilation,
-    *,
-    skip: Collection[tuple[str, str]] = (),
-) -> RungReport:
+def passes(program: Program, compilation: Compilation, *, skip: Collection[tuple[str, str]] = ()) -> RungReport:
     """Inductor's graph passes, each snapshot run on the real inputs; those of `skip`, (stage, name), are left out."""
-    report, watch = RungReport(), Watch(skip, program.file)
+    watch = Watch(skip, program.file)
     with watch.snapshots.active():
-        run_program(program, compilation, stage_rung(watch, "post_grad"), report)
+        report = run_program(program, compilation, stage_rung(watch, "post_grad"))
     report.called = watch.called()
     report.notes += [UNWATCHED.format(names=", ".join(watch.snapshots.missing))] if watch.snapshots.missing else []
     report.ops = _ops_of(watch)
     suspects: list[Suspect] = []
     right: list[str] = []
-    with compilation.configured(), _told(report, "passes"):
+    with _told(report, "passes"), _proving(program, compilation, watch.dynamo, report) as prover:
         for step in _steps(watch):
             suspects += step.suspects
             right += step.passes
-        prover = Prover(compilation, watch.dynamo, bool(program.grad))
         _prove(suspects, report, prover)
         if right:
             report.right.append(f"passes: {len(right)} that changed a graph compute the same")
-        report.compiles += prover.compiles
     return report
 
 
@@ -190,26 +181,24 @@ def own_passes(program: Program, compilation: Compilation, wanted: Difference) -
 
     Where a pass raises, `report.origin` has it.
     """
-    report, watch, passes = RungReport(), Watch(file=program.file), OwnPasses(own_function(), observe_pass)
+    watch, passes = Watch(file=program.file), OwnPasses(own_function(), observe_pass)
     backend = lookup(compilation.backend) if isinstance(compilation.backend, str) else compilation.backend
     with bypassed():
-        run_program(program, compilation, own_rung(watch, backend, passes), report)
+        report = run_program(program, compilation, own_rung(watch, backend, passes))
     report.calls_inductor = passes.calls_inductor
     if report.origin is not None:
         report.origin = msgspec.structs.replace(report.origin, pass_=passes.raised_in)
     suspects: dict[str | None, Suspect] = {}
-    with compilation.configured(), _told(report, "passes"):
+    with _told(report, "passes"), _proving(program, compilation, watch.dynamo, report) as prover:
         for owner, log in passes.logs:
             direction = owner.direction if isinstance(owner, StageGraph) else "forward"
             for inputs in _own_inputs(owner, log.snapshots[0].graph, watch):
                 suspect = own_culprit(log, inputs, direction, raises=wanted.kind in RAISED)
                 if suspect is not None:
                     suspects.setdefault(suspect.pass_, suspect)
-        prover = Prover(compilation, watch.dynamo, bool(program.grad))
         for suspect in suspects.values():
             unproven = Finding(kind=wanted.kind, stage="backend", pass_=suspect.pass_, reason=wanted.text)
             report.findings.append(prover.prove(suspect) or suspect.place.told_in(unproven))
-        report.compiles += prover.compiles
     return report
 
 
@@ -233,6 +222,17 @@ def _told(report: RungReport, rung: RungName) -> Iterator[None]:
         raised = raised_from(error)
         log.info("%s: %s", rung, raised.trace)
         report.notes.append(NOT_LOOKED_INTO.format(rung=rung, why=raised.line))
+
+
+@contextlib.contextmanager
+def _proving(
+    program: Program, compilation: Compilation, graphs: Sequence[DynamoGraph], report: RungReport
+) -> Iterator[Prover]:
+    """What proves suspects, with torch as it is for the compilation."""
+    with compilation.configured():
+        prover = Prover(compilation, graphs, bool(program.grad))
+        yield prover
+        report.compiles += prover.compiles
 
 
 def _ops_of(watch: Watch) -> int:
@@ -288,14 +288,13 @@ def kernels(
     this is left out, without `values` the second. With `only_alone` an op is accused only if it is wrong when compiled
     by itself: in a graph that is wrong already, others may look wrong.
     """
-    report, watch = RungReport(), Watch(file=program.file)
-    run_program(program, compilation, kernel_rung(watch, expose=expose), report)
+    watch = Watch(file=program.file)
+    report = run_program(program, compilation, kernel_rung(watch, expose=expose))
     report.called = watch.called()
     program.drop_gradients()
     trim()
     report.notes += [EQUAL.format(count=count) for count in watch.equal.values() if expose and count > 1]
-    with compilation.configured(), _told(report, "kernels"):
-        prover = Prover(compilation, watch.dynamo, bool(program.grad))
+    with _told(report, "kernels"), _proving(program, compilation, watch.dynamo, report) as prover:
         suspects = far_off_launches(watch.compiled, prover) if launches and not everywhere else []
         told: list[str] = []
         if values and not suspects:
@@ -305,7 +304,6 @@ def kernels(
         _prove(suspects, report, prover)
         # What replacing launches could not tell would contradict what is proven by itself.
         report.notes += [note for note in told if not report.findings or MORE in note]
-        report.compiles += prover.compiles
     return report
 
 
@@ -358,13 +356,12 @@ def blame(
 
     `certain`: what is known of the culprit already; `wanted`: the failure that is looked for.
     """
-    report, watch = RungReport(), Watch(file=program.file)
-    run_program(program, compilation, dynamo_rung(watch), report)
+    watch = Watch(file=program.file)
+    report = run_program(program, compilation, dynamo_rung(watch))
     graphs = [graph for graph in watch.dynamo if graph.calls]
     if not graphs and wanted is not None and wanted.kind == "crash_compile" and certain.op is not None:
         graphs = graphs_of_calls(program, certain.op)
-    with compilation.configured():
-        prover = Prover(compilation, graphs, bool(program.grad))
+    with _proving(program, compilation, graphs, report) as prover:
         for graph in graphs:
             if not report.findings or graph in watch.dynamo:
                 if stage not in BEFORE_ATEN:
@@ -373,7 +370,6 @@ def blame(
                 if certain.op is not None:
                     suspects = [replace(s, also=[s.op, *s.also]) for s in suspects]
                 _prove([replace(s, certain=certain) for s in suspects], report, prover)
-        report.compiles += prover.compiles
     return report
 
 
@@ -381,8 +377,8 @@ def between(program: Program, compilation: Compilation, point: Graphs) -> RungRe
     """Which node this point of the pipeline has changed, against the graphs of the point before it."""
     report, right, wrong = RungReport(), Watch(file=program.file), Watch(file=program.file)
     earlier = GRAPHS[GRAPHS.index(point) - 1]
-    run_program(program, compilation, graphs_rung(right, earlier), RungReport())
-    run_program(program, compilation, graphs_rung(wrong, point), RungReport())
+    run_program(program, compilation, graphs_rung(right, earlier))
+    run_program(program, compilation, graphs_rung(wrong, point))
     stage: Any = "joint" if point == "partition" else point
     suspects: list[Suspect] = []
     for a, b in zip(right.graphs, wrong.graphs, strict=False):
@@ -397,31 +393,29 @@ def between(program: Program, compilation: Compilation, point: Graphs) -> RungRe
     # By the values, which tell more than what is left of the whole graph. What is wrong in the forward shows again in
     # the backward.
     whole = [replace(s, whole=True, certain=s.place) for s in suspects[:1]]
-    with compilation.configured():
-        _prove(whole, report, Prover(compilation, wrong.dynamo, bool(program.grad)))
+    with _proving(program, compilation, wrong.dynamo, report) as prover:
+        _prove(whole, report, prover)
     return report
 
 
 def upto(program: Program, compilation: Compilation, point: Graphs, told: Path | None = None) -> RungReport:
     """The program on the graphs of one point of the pipeline, op by op; `told`: the file of `Watch.told`."""
-    report, watch = RungReport(), Watch(told=told, recorded=0)
-    run_program(program, compilation, graphs_rung(watch, point), report)
+    watch = Watch(told=told, recorded=0)
+    report = run_program(program, compilation, graphs_rung(watch, point))
     report.ops = _ops_of(watch)
     return report
 
 
 def left_whole(program: Program, compilation: Compilation, op: str) -> RungReport:
     """The decomposed graphs, run op by op, in which this operation is not decomposed."""
-    report, watch = RungReport(), Watch(file=program.file)
-    run_program(program, compilation, aot_rung(watch, decompose=True, whole=(op,)), report)
-    return report
+    return run_program(program, compilation, aot_rung(Watch(recorded=0), decompose=True, whole=(op,)))
 
 
 def plain(program: Program, compilation: Compilation, *, renewed: bool = True) -> RungReport:
     """The backend as it is, nothing looked into; graph caches are on, and if `renewed` hold nothing from before."""
-    report, before, known, breaks = RungReport(), graphs_made(), given_up(), breaks_made()
+    before, known, breaks = graphs_made(), given_up(), breaks_made()
     with caches_renewed() if renewed else contextlib.nullcontext():
-        run_program(program, compilation, compilation.backend, report)
+        report = run_program(program, compilation, compilation.backend)
     report.breaks = breaks_made() - breaks
     report.graphs = graphs_made() - before
     report.given_up = [reason for reason, count in given_up().items() if count > known.get(reason, 0)]

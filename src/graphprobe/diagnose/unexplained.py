@@ -16,7 +16,7 @@ import torch
 
 from graphprobe.diagnose import notes, steps
 from graphprobe.diagnose.dossier import whole_proof
-from graphprobe.diagnose.dynamo.python_culprit import functions_of
+from graphprobe.diagnose.dynamo.python_source import functions_of
 from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.exceptions import Culprit, Origin
 from graphprobe.diagnose.ladder import Ladder
@@ -240,12 +240,7 @@ def _found(
 
 
 def _searched(
-    ladder: Ladder,
-    rung: RungName,
-    evidence: Evidence,
-    stage: Stage,
-    known: Culprit,
-    differences: Sequence[Difference],
+    ladder: Ladder, rung: RungName, evidence: Evidence, stage: Stage, known: Culprit, differences: Sequence[Difference]
 ) -> list[Finding]:
     """What the searches find that look into one kind of failure each, the special ones first."""
     program, compilation, first = ladder.program, ladder.compilation, differences[0]

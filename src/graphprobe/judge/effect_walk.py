@@ -172,7 +172,8 @@ def entries_of(value: Any, spare: int) -> tuple[str, list[tuple[str, Any]], int]
         names = sorted(map(_key, entries)) if len(entries) <= BIG + spare else []
         entries = []
     if names:
-        text += f": {_shortened(', '.join(names))}"
+        listed = ", ".join(names)
+        text += f": {listed}" if len(listed) <= LONG else f": {listed[:LONG]}… {_digest(listed)}"
     if others and entries:
         text += f", {_digest(*map(_roughly, others))}"
     labels = names[:BIG] if issubclass(kind, dict) else map(str, range(min(BIG, len(entries))))
@@ -198,11 +199,6 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def is_code(kind: type) -> bool:
     """Whether objects of a class are what runs, or classes themselves, and no data."""
     return kind in _CODE or issubclass(kind, type)
-
-
-def is_descriptor(kind: type) -> bool:
-    """Whether an attribute of a class, being of this class, computes what its objects show."""
-    return any("__get__" in names_in(base) for base in bases_of(kind))
 
 
 def name_of(value: Any) -> str:
@@ -267,10 +263,6 @@ def _numbered(names: Iterable[str]) -> list[str]:
 def _roughly(value: Any) -> str:
     leaf = leaf_of(value) if type(value) in _PLAIN else None
     return repr(leaf) if type(leaf) in (bool, int, str) else name_of(type(value))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONG else f"{text[:LONG]}… {_digest(text)}"
 
 
 def _digest(*parts: Any) -> str:
@@ -453,7 +445,9 @@ class Walk:
                 label = f"class {short}.{name}"
                 if is_code(type(value)):
                     self.variable(label, value, depth)
-                elif not (name.startswith((*BY_DYNAMO, "__")) or issubclass(base, Enum) or is_descriptor(type(value))):
+                    continue
+                computes = any("__get__" in names_in(owner) for owner in bases_of(type(value)))  # a descriptor
+                if not (name.startswith((*BY_DYNAMO, "__")) or issubclass(base, Enum) or computes):
                     self.show(self._free(label, str(module_of(base))), value, depth)
 
     def _free(self, label: str, holder: str) -> str:
@@ -482,6 +476,20 @@ def names_of_code(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_of_code(constant)
+
+
+def variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables that a function finds outside of it, and its defaults."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not filled yet
+            yield name, cell.cell_contents
+    for name in dict.fromkeys(names_of_code(code)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    defaults = function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def _tail(qualname: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,6 @@ def differing(
     other_eager_afters: Sequence[Mapping[str, Any]],
     *,
     compiled_before: Mapping[str, Any] | None = None,
-    close: Callable[[Any, Any], bool] = nearly_equal,
 ) -> list[Effect]:
     """What the compiled call left otherwise than the uncompiled one, where uncompiled calls agree with each other.
 
@@ -110,7 +109,6 @@ def differing(
     Args:
         before: the snapshot before the uncompiled call.
         compiled_before: the one before the compiled call, where that is another.
-        close: whether two values are the same.
     """
     start = before if compiled_before is None else compiled_before
     with quiet():
@@ -118,14 +116,15 @@ def differing(
             label
             for run in other_eager_afters
             for label in {*eager_after, *run}
-            if not close(eager_after.get(label, _NOTHING), run.get(label, _NOTHING))
+            if not nearly_equal(eager_after.get(label, _NOTHING), run.get(label, _NOTHING))
         }
         skipped = [part for label in unsteady for part in _below(label)]
-        unsteady |= _drawn_from_torch(before, eager_after, start, compiled_after)
+        if eager_after.get(NUMPY) != before.get(NUMPY) and compiled_after.get(TORCH) != start.get(TORCH):
+            unsteady |= {NUMPY, TORCH}
         found: list[Effect] = []
         for label in dict.fromkeys([*eager_after, *compiled_after]):
             e, c = eager_after.get(label, _NOTHING), compiled_after.get(label, _NOTHING)
-            if label in unsteady or close(e, c) or label.startswith(tuple(skipped)):
+            if label in unsteady or nearly_equal(e, c) or label.startswith(tuple(skipped)):
                 continue
             if not (is_generator(e) and is_generator(c)):
                 found.append(Effect(label, _said(e), _said(c)))
@@ -174,14 +173,6 @@ def _nearly(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     relative = 1e-5 if eps < 1e-4 else max(1e-3, 2 * eps)
     return bool((x - y).abs().max() <= relative * torch.maximum(x.abs().max(), y.abs().max()) + 1e-7)
-
-
-def _drawn_from_torch(
-    before: Mapping[str, Any], eager: Mapping[str, Any], start: Mapping[str, Any], compiled: Mapping[str, Any]
-) -> set[str]:
-    """The generators of numpy and torch, where the compiled call may have moved torch's in place of numpy's."""
-    drawn = eager.get(NUMPY) != before.get(NUMPY) and compiled.get(TORCH) != start.get(TORCH)
-    return {NUMPY, TORCH} if drawn else set()
 
 
 def _moved(label: str, e: str, c: str, by_eager: bool, by_compiled: bool) -> Effect | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -230,11 +231,7 @@ def judged(reference: Reference, got: Sequence[Observation], *, doubting: bool =
     found = Judged()
     try:
         asking = replace(
-            reference,
-            more=None if reference.more is None else lambda: ask("more"),
-            make_own=None if reference.make_own is None else lambda: ask("own"),
-            make_edges=None if reference.make_edges is None else lambda: ask("edges"),
-            make_perturbed=[lambda: ask("perturbed")] * len(reference.make_perturbed),
+            reference, further={which: [partial(ask, which)] * len(left) for which, left in reference.further.items()}
         )
         found.differences = compare(asking, got, better=found.better, enough=ENOUGH, tell=doing)
         if doubting and reference.few and not any(d.certain for d in found.differences):
@@ -330,7 +327,7 @@ def _compare_value(spot: Spot, e: Any, m: Any, look: _Look, *, numbers: bool) ->
         return
     judge_value = _judge_numbers if is_noisy(e) else _judge_exact
     answer = judge_value(spot, e, m)
-    if answer is not None and answer.weight == "certain" and spot.reference.at_edges():
+    if answer is not None and answer.weight == "certain" and spot.reference.make("edges"):
         answer = judge_value(spot, e, m)
     if answer is not None and answer.weight not in EXCUSED and (open_ := spot.undefined()) is not None:
         m = chosen(open_, e, m)
@@ -408,7 +405,7 @@ def _judge_exact(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDifferenc
             return None
         return ValueDifference("unsure", "a rounding decides it, and no uncompiled run gave what it is compiled")
     sensible = bool(times.any()) or (spot.reference.rounds and not spot.reference.few)
-    if sensible and spot.reference.perturb_more():
+    if sensible and spot.reference.make("perturbed"):
         return _judge_exact(spot, e, m)
     alone = max((int((one & (times == 1)).sum()) for one in moved), default=0)
     if known and 0 < never <= alone and len(values) >= SURE_OF_CHANCE and not spot.unsteady():
@@ -439,7 +436,7 @@ def _judge_numbers(spot: Spot, e: torch.Tensor, m: torch.Tensor) -> ValueDiffere
     if answer.answer == "candidate_worse" and answer.statistic != "class":
         unit = min(reference.moved, facts.unit_roundoff)
         alone = None if reference.few else off_alone(array_from(m), wide, runs, facts, unit, limits)
-        if (answer.excess < DOUBTFUL or alone is not None) and reference.perturb_more():
+        if (answer.excess < DOUBTFUL or alone is not None) and reference.make("perturbed"):
             return _judge_numbers(spot, e, m)
         if alone is not None and len(runs) >= SURE_OF_CHANCE:
             others = RunValues(np.where(alone, wide, array_from(m)), facts)
@@ -494,7 +491,7 @@ def _judge_narrow(
 
     said, text, z = answer(reference.rounded[:RUNS])
     if said in ("worse", "unsure"):
-        reference.complete()
+        reference.make("rounded")
         said, text, z = answer(reference.rounded)
     return None if said == "ok" else ValueDifference(WEIGHTS[said], text, z)
 
@@ -516,12 +513,9 @@ def _judge_by_own(spot: Spot, m: torch.Tensor) -> ValueDifference | None:
     centre, got = array_from(eager[0]), array_from(m)
     gap, size = _apart([got], centre, got)
     scatter, _ = _apart(own, centre, got)
-    far = said == "worse" and (gap > max(OTHER_RMS * size, OTHER_MOVES * scatter) or not _same_classes(centre, got))
+    same = all(np.array_equal(test(centre), test(got)) for test in (np.isnan, np.isinf))
+    far = said == "worse" and (gap > max(OTHER_RMS * size, OTHER_MOVES * scatter) or not same)
     return ValueDifference("certain" if far else "unsure", text, z)
-
-
-def _same_classes(a: Array, b: Array) -> bool:
-    return bool(np.array_equal(np.isnan(a), np.isnan(b)) and np.array_equal(np.isinf(a), np.isinf(b)))
 
 
 def _apart(runs: Sequence[Array], centre: Array, other: Array) -> tuple[float, float]:

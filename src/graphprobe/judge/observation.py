@@ -22,7 +22,7 @@ from graphprobe.engine.values import why_not
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.internals.tensors import structure_of, tree_leaves
-from graphprobe.judge.effect_walk import attributes_of, names_of_code
+from graphprobe.judge.effect_walk import attributes_of, variables_of
 from graphprobe.judge.effects import from_record, to_record
 
 MOST_VALUES = 10_000
@@ -216,7 +216,8 @@ def observe(
         file: takes the large values.
     """
     leaves, own = contents_of(result), len(tree_leaves(result))
-    leaves = [_detached(leaf) for leaf in leaves[:own]] + [_alone(leaf) for leaf in leaves[own:]]
+    shown = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves[:own]]
+    leaves = shown + [_alone(leaf) for leaf in leaves[own:]]
     parts = [part for tensor in inputs for part in plain_parts(tensor)]
     with quiet():  # a float64 run would widen them
         after = [part.detach() for part in parts]
@@ -249,10 +250,6 @@ def _alone(value: Any) -> Any:
     return value.detach().clone(memory_format=torch.contiguous_format) if isinstance(value, torch.Tensor) else value
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
 def reachable_modules(*roots: Any) -> list[Module]:
     """Every module that the roots lead to, but for parts of others: each once, in the order in which they are found.
 
@@ -283,7 +280,8 @@ def _leads(value: Any) -> Iterator[Any]:
         yield from (value.__self__, value.__func__)
     elif isinstance(value, types.FunctionType):
         if not _is_foreign(value.__module__):
-            yield from _of_function(value)
+            yield from (variable for _, variable in variables_of(value))
+            yield getattr(value, "__wrapped__", None)
     elif isinstance(value, Mapping):
         yield from value.values()
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -293,22 +291,6 @@ def _leads(value: Any) -> Iterator[Any]:
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             yield from attributes.values()
-
-
-def _of_function(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    wrapped = getattr(function, "__wrapped__", None)
-    if wrapped is not None:
-        yield wrapped
-    for name in names_of_code(function.__code__):
-        if name in function.__globals__:
-            yield function.__globals__[name]
 
 
 def _is_foreign(module: str | None) -> bool:

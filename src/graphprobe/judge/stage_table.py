@@ -95,10 +95,6 @@ class Rule:
     holds: Callable[[Evidence], bool]
 
 
-def _foreign(e: Evidence) -> bool:
-    return not e.inductor and e.graphs_wrong is None
-
-
 def _raised(stage: Stage, what: str) -> Rule:
     def holds(e: Evidence) -> bool:
         late = e.kind == "crash_compile" and e.graphs_wrong is not None and is_later(stage, STAGE_OF[e.graphs_wrong])
@@ -123,7 +119,7 @@ def _graphs(point: Graphs, what: str) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule("runtime", "it fails only with what torch has kept from before", lambda e: e.cached),
-    Rule("backend", "another backend is one stage", _foreign),
+    Rule("backend", "another backend is one stage", lambda e: not e.inductor and e.graphs_wrong is None),
     _raised("dynamo", "while Dynamo read the Python code"),
     Rule(
         "dynamo",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ from graphprobe.judge.observation import Observation
 from graphprobe.judge.worst import label_of
 from graphprobe.numerics.noise import Array, sigma_from_runs
 
-Asked = Literal["more", "own", "perturbed", "edges"]
-"""Further runs of a reference, that are made only if need be."""
+Asked = Literal["rounded", "own", "perturbed", "edges"]
+"""Runs of a reference of which further ones are made only if need be."""
 
 
 @dataclass
@@ -32,14 +32,11 @@ class Reference:
         rounded: runs in the program's own precision, each narrow result rounded anew; empty where nothing is narrow.
         narrowest: the largest unit roundoff that a result had in these.
         rounds: whether any operator may round. False: floating-point numbers are the same however they are computed.
-        more: makes further such runs.
-        make_perturbed: each makes further perturbed runs, wanted where those that are there would accuse.
         own: runs in the program's own precision, each result rounded anew, narrow or wide; made only where the float64
             run and the uncompiled one are far apart.
-        make_own: makes them; None: they are made, or cannot be.
         edges: runs in the program's own precision, with arguments at the edge of a function that their noise may take
             there; empty where none is near one. What is infinite in one of them and not in another, a rounding decides.
-        make_edges: makes them, where something would be accused; None: they are made, or cannot be.
+        further: makes runs of each kind that are wanted only where those that are there would accuse, in turn.
         moved_inputs: runs in the program's own precision, on inputs two roundings off. Numbers that these move as
             far as they differ are right; None: they were not asked for.
         problems: why roundings could not be measured, in words; None before they were.
@@ -58,12 +55,9 @@ class Reference:
     rounded: list[list[Observation]] = field(default_factory=list)
     narrowest: float = 0.0
     rounds: bool = True
-    more: Callable[[], list[list[Observation]]] | None = None
-    make_perturbed: Sequence[Callable[[], list[list[Observation]]]] = ()
     own: list[list[Observation]] = field(default_factory=list)
-    make_own: Callable[[], list[list[Observation]]] | None = None
     edges: list[list[Observation]] = field(default_factory=list)
-    make_edges: Callable[[], list[list[Observation]]] | None = None
+    further: Mapping[Asked, Sequence[Callable[[], list[list[Observation]]]]] = field(default_factory=dict)
     moved_inputs: list[list[Observation]] | None = None
     problems: list[str] | None = None
     undefined: list[list[Observation]] = field(default_factory=list)
@@ -85,44 +79,22 @@ class Reference:
     @property
     def few(self) -> bool:
         """Whether the perturbed runs are too few to say more than that something is grossly wrong."""
-        return len(self.make_perturbed) > 1
+        return len(self.further.get("perturbed", ())) > 1
 
-    def complete(self) -> None:
-        """Make the further runs, once."""
-        if self.more is not None:
-            self.rounded += self.more()
-            self.more = None
-
-    def add(self, asked: Asked) -> None:
-        """Make further runs of one kind."""
-        make: dict[Asked, Callable[[], object]] = {
-            "more": self.complete,
-            "own": self.in_own_precision,
-            "perturbed": self.perturb_more,
-            "edges": self.at_edges,
-        }
-        make[asked]()
-
-    def perturb_more(self) -> bool:
-        """Make further perturbed runs; whether there are more now."""
-        if not self.make_perturbed or self.wide is None:
+    def make(self, asked: Asked) -> bool:
+        """Make further runs of one kind, if there are any to be made; whether there are more now."""
+        if not self.further.get(asked) or (asked == "perturbed" and self.wide is None):
             return False
-        make, *self.make_perturbed = self.make_perturbed
+        make, *later = self.further[asked]
+        self.further = {**self.further, asked: later}
         more = make()
-        self.perturbed = [*self.perturbed, *more]
+        setattr(self, asked, [*getattr(self, asked), *more])
         return bool(more)
 
     def in_own_precision(self) -> list[list[Observation]]:
         """`own`, made now if need be."""
-        if self.make_own is not None:
-            self.own, self.make_own = self.make_own(), None
+        self.make("own")
         return self.own
-
-    def at_edges(self) -> bool:
-        """Make `edges`; whether there are some that were not there before."""
-        make, self.make_edges = self.make_edges, None
-        self.edges = make() if make is not None else self.edges
-        return make is not None and bool(self.edges)
 
 
 def roundoff_of(values: Iterable[Any]) -> float:

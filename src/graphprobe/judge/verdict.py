@@ -45,12 +45,7 @@ FIRST_STAGE: Mapping[RungName, Stage] = {
 }
 """The first stage of the compiler that a rung of Inductor's runs and the rung below it does not."""
 
-VERDICTS: Mapping[State, Answer] = {
-    "right": "healthy",
-    "wrong": "fault",
-    "unsure": "undecided",
-    "not_run": "undecided",
-}
+VERDICTS: Mapping[State, Answer] = {"right": "healthy", "wrong": "fault", "unsure": "undecided", "not_run": "undecided"}
 """By the state of the rung that the user runs."""
 
 
@@ -178,11 +173,7 @@ CHECKS: tuple[Contradiction, ...] = (
         ),
         _unnamed,
     ),
-    Contradiction(
-        "neither the program nor what it calls contains its operation",
-        _is_foreign,
-        _called,
-    ),
+    Contradiction("neither the program nor what it calls contains its operation", _is_foreign, _called),
     Contradiction(
         "gradients that no graph of the forward gives are wrong in the backward",
         lambda f, seen: f.kind == "wrong_gradient" and f.op is None and f.direction == "forward",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from graphprobe.engine.reference import array_from, dtype_of
 from graphprobe.findings import Worst
 from graphprobe.numerics.noise import Array, Noise, scale, typical_magnitude, widen
-from graphprobe.numerics.verdict import Thresholds, tolerated
+from graphprobe.numerics.verdict import tolerated
 
 LABELS = {"outputs": "output {}", "inputs": "input {} after the call", "gradients": "gradient {}"}
 OWN = 4.0
@@ -74,17 +73,13 @@ def worst_number(
     noise = Noise(np.nan_to_num(sigma / facts.unit_roundoff, posinf=0.0))
     d = scale(centre, noise, facts, typical_magnitude(centre), slice(None), c0=held.c0, flush=True)
     unit = np.nan_to_num(d, posinf=0.0).reshape(np.shape(e))
-    for factor in _factors(held):
+    # What may decide, the widest bound first: where all elements are a little off, none exceeds the widest one.
+    for factor in sorted({held.floor_max, held.floor_q999, held.floor_rms, held.floor_gain}, reverse=True):
         allowed = factor * unit + OWN * own
         wrong = other_class | (np.isfinite(apart) & (apart > allowed))
         if wrong.any():
             break
     return _worst(label, e, a, wrong, np.where(wrong | ~wrong.any(), _order(apart, other_class), -1.0), allowed)
-
-
-def _factors(held: Thresholds) -> Sequence[float]:
-    """What may decide, the widest bound first: where all elements are a little off, none exceeds the widest one."""
-    return sorted({held.floor_max, held.floor_q999, held.floor_rms, held.floor_gain}, reverse=True)
 
 
 def _alike(a: Array, b: Array) -> Array:

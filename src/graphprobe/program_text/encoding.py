@@ -82,10 +82,6 @@ class Encoder:
         """Keys with their values."""
         return [[self.encode(k, f"{path}.key"), self.encode(v, f"{path}[{_shown(k)}]")] for k, v in pairs]
 
-    def ref(self, number_of: Any) -> Encoded:
-        """The reference to something that was recorded before."""
-        return {"ref": self._known[id(number_of)]}
-
     def value_at(self, number: int) -> Any:
         """The live value that object `number` describes."""
         return self._alive[number]

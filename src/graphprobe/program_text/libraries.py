@@ -108,10 +108,6 @@ def call_of(value: Any) -> RebuildCall | None:
     return None
 
 
-def _partial(value: Any) -> RebuildCall:
-    return RebuildCall(functools.partial, (value.func, *value.args), dict(value.keywords), state=value.__dict__ or None)
-
-
 def _method(value: Any) -> RebuildCall:
     name = value.__func__.__name__
     plain = vars_of(type(value.__self__)).get(name) is value.__func__
@@ -169,7 +165,9 @@ _MAKERS: dict[type, Callable[[Any], RebuildCall | None]] = {
     classmethod: lambda value: RebuildCall(classmethod, (value.__func__,)),
     types.MappingProxyType: lambda value: RebuildCall(types.MappingProxyType, (dict(value),)),
     types.MethodType: _method,
-    functools.partial: _partial,
+    functools.partial: lambda value: RebuildCall(
+        functools.partial, (value.func, *value.args), dict(value.keywords), state=value.__dict__ or None
+    ),
     functools._lru_cache_wrapper: _cached,
     **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType), _attribute),
     **dict.fromkeys((types.WrapperDescriptorType, types.ClassMethodDescriptorType), _attribute),

@@ -129,12 +129,6 @@ class ObjectTexts:
         self.imports[""].add(f"import {module}")
         return module
 
-    def imported_from(self, module: str, name: str) -> str:
-        """Have one thing of a module imported; what it is called."""
-        alias = self.names.free(name.partition(".")[0])
-        self.imports[""].add(f"from {module} import {name.partition('.')[0]} as {alias}")
-        return alias + name[len(name.partition(".")[0]) :]
-
     # -- expressions --------------------------------------------------------------------------------------------------
 
     def text(self, value: Encoded, hint: str, *, keeps: bool = False, needed: bool = False) -> str:
@@ -172,12 +166,9 @@ class ObjectTexts:
     def lead_back(self, number: int) -> None:
         """Begin anew where something on the way to a number that is open can be filled later."""
         for other in self._open[self._open.index(number) :]:
-            if self._can_be_filled(other):
+            record = self.objects[other]
+            if other not in self.filled and record["kind"] in FILLED_LATER and record.get("base") not in PLAIN:
                 raise LeadsBack(other)
-
-    def _can_be_filled(self, number: int) -> bool:
-        record = self.objects[number]
-        return number not in self.filled and record["kind"] in FILLED_LATER and record.get("base") not in PLAIN
 
     def _missing(self, number: int, hint: str, reason: str) -> str:
         value = self.encoder.value_at(number)
@@ -328,7 +319,10 @@ class ObjectTexts:
         value = self.encoder.value_at(number)
         module = _place_of(value, module, name)
         if not reached(module):  # torch.optim.adam is a module that torch.optim has no name for
-            return self.imported_from(module, name)
+            top, dot, rest = name.partition(".")
+            alias = self.names.free(top)
+            self.imports[""].add(f"from {module} import {top} as {alias}")
+            return f"{alias}{dot}{rest}"
         return f"{self.imported(module)}.{name}"
 
     def _call(self, record: Any, number: int, hint: str) -> str:

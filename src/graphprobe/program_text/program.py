@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from graphprobe.internals.aot_backends import aot_arguments, aot_autograd
 from graphprobe.internals.dynamo.frame_failures import REGION, marked_function
 from graphprobe.internals.operators.registrations import kernels_named
 from graphprobe.program_text.encoding import Encoder
@@ -23,14 +24,12 @@ from graphprobe.program_text.sources import (
     NotRecordable,
     SourceFile,
     _Module,
-    attribute_names,
+    all_codes,
     defining_names,
     global_names,
     imported_modules,
     is_own,
     lines_of,
-    names_in_class,
-    names_when_defined,
     read_when_defined,
     statements_about,
     top_level,
@@ -96,7 +95,7 @@ class TextProgram:
         return entry
 
     def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        """The record of a function, class, module and the like; None for everything else."""
+        """The record of a function, class, module, backend of AOTAutograd and the like; None for everything else."""
         kind = type(value)  # `isinstance` would ask the object
         made = _made_by_torch(value) if kind is FunctionType else None
         if made is not None:
@@ -105,8 +104,11 @@ class TextProgram:
             return self._module_value(value)
         if kind is types.CellType:
             return self._cell(value, entry, path)
-        if not issubclass(kind, type | FunctionType) and not _from_a_library(value):
-            return None
+        if not issubclass(kind, type | FunctionType):
+            if not _from_a_library(value):
+                return None
+            if (arguments := aot_arguments(value)) is not None:
+                return self._encoder.call(RebuildCall(aot_autograd(), (), arguments), entry, path)
         place = import_of(value)
         if place is not None:
             return {"kind": "import", "module": place[0], "qualname": place[1]}
@@ -185,7 +187,7 @@ class TextProgram:
         return entry
 
     def _read_by(self, node: ast.AST, *, decorated: bool = True) -> set[str]:
-        found = set(defining_names(node, decorated=decorated))
+        found = defining_names(node, decorated=decorated)
         self._names |= {
             part.attr for part in read_when_defined(node, decorated=decorated) if isinstance(part, ast.Attribute)
         }
@@ -239,7 +241,7 @@ class TextProgram:
         return entry
 
     def _uses(self, code: CodeType, module: _Module) -> None:
-        names = attribute_names(code)
+        names = {name for c in all_codes(code) for name in c.co_names}
         self._names |= names
         self._need(module, global_names(code))
         self._imports(code, module)
@@ -283,7 +285,8 @@ class TextProgram:
         entry |= {"kind": "class", "module": module.name, "qualname": kind.__qualname__}
         entry |= {"closure": {}, "attributes": {}}
         self._names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-        self._need(module, names_in_class(node) & set(known))
+        bare = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not hasattr(builtins, n.id)}
+        self._need(module, bare & set(known))
         for function in functions:
             if function.__qualname__.startswith(kind.__qualname__ + "."):
                 self._imports(function.__code__, module)
@@ -375,7 +378,7 @@ def _closure_of(
             if name != "__class__":
                 cells[name] = cell.cell_contents
     bases = {base.__name__: base for base in kind.__bases__}
-    for name in set(names_when_defined(node)) - set(known) - set(cells):
+    for name in defining_names(node) - set(known) - set(cells):
         if name in bases:
             cells[name] = bases[name]
         elif not hasattr(builtins, name) and name not in vars(kind):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 import dis
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import site
@@ -142,29 +142,22 @@ def imported_modules(code: CodeType, namespace: Mapping[str, Any]) -> set[str]:
             package = str(namespace.get("__package__") or "")
             base = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
             name = ".".join(filter(None, [base, step.argval]))
-            found.update(part for part in _prefixes(name) if part in sys.modules)
+            prefixes = itertools.accumulate(name.split("."), "{}.{}".format)
+            found.update(part for part in prefixes if part in sys.modules)
     return found
 
 
-def attribute_names(code: CodeType) -> set[str]:
-    """Every name that a function or one in it uses, attributes included."""
-    return {name for c in all_codes(code) for name in c.co_names}
+def defining_names(node: ast.AST, *, decorated: bool = True) -> set[str]:
+    """Names that a statement reads when it is executed: not those inside of functions. Annotations are texts.
 
-
-def names_when_defined(node: ast.AST, *, decorated: bool = True, annotations: bool = True) -> Iterator[str]:
-    """Names that a statement reads when it is executed: not those inside of functions.
-
-    Args:
-        decorated: with those of what decorates it.
-        annotations: with those in annotations; else these are texts.
+    `decorated`: with those of what decorates it.
     """
-    for part in read_when_defined(node, decorated=decorated, annotations=annotations):
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
-            yield part.id
+    parts = read_when_defined(node, decorated=decorated, annotations=False)
+    return {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
 
 
 def read_when_defined(node: ast.AST, *, decorated: bool = True, annotations: bool = True) -> Iterator[ast.AST]:
-    """The parts of a statement that are executed with it; as for `names_when_defined`."""
+    """The parts of a statement that are executed with it, as for `defining_names`; and annotations, if so asked."""
     yield node
     parts: Iterable[ast.AST | None] = ast.iter_child_nodes(node)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -178,11 +171,6 @@ def read_when_defined(node: ast.AST, *, decorated: bool = True, annotations: boo
     for part in parts:
         if part is not None:
             yield from read_when_defined(part, annotations=annotations)
-
-
-def names_in_class(node: ast.ClassDef) -> set[str]:
-    """Every bare name in a class statement that is no builtin."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not hasattr(builtins, n.id)}
 
 
 def is_own(name: str) -> bool:
@@ -231,12 +219,6 @@ def _installed(file: str) -> bool:
 def _library_folders() -> list[str]:
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return [os.path.realpath(path) for path in {*paths, *site.getsitepackages(), site.getusersitepackages()} if path]
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    for i in range(len(parts)):
-        yield ".".join(parts[: i + 1])
 
 
 def statements_about(tree: ast.Module, name: str, made: ast.stmt, value: Any) -> Iterator[ast.stmt]:
@@ -352,11 +334,6 @@ def top_level(tree: ast.AST) -> dict[str, Definition]:
 def definitions_of(module: _Module) -> dict[str, Definition]:
     """The same of a module whose text is known; of another nothing."""
     return top_level(module.source.tree) if module.source is not None else {}
-
-
-def defining_names(node: ast.AST, *, decorated: bool = True) -> Iterator[str]:
-    """Names that a definition reads when it is executed; annotations are texts, and are not read."""
-    return names_when_defined(node, decorated=decorated, annotations=False)
 
 
 def literals_of(node: ast.AST) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from graphprobe.program_text.sources import (
     global_names,
     imported_as,
     literals_of,
-    names_when_defined,
     read_when_defined,
 )
 
@@ -215,14 +214,17 @@ def program_text(
         raise Unwritable("its values are nested too deeply") from error
 
 
-def placed_text(roots: Mapping[str, Any], program: type[TextProgram] = TextProgram) -> ProgramText:
+def placed_text(roots: Mapping[str, Any]) -> ProgramText:
     """The program that values lead to as one text, which `loading.Program` runs: modules keep names and lines.
 
     Raises:
         Unwritable: it leads to too much.
     """
-    placed = type("Placed", (program,), {"in_place": True})
-    return program_text(roots, reserved=dict.fromkeys((*HELPERS, ROOTS)), program=placed)
+    return program_text(roots, reserved=dict.fromkeys((*HELPERS, ROOTS)), program=_InPlace)
+
+
+class _InPlace(TextProgram):
+    in_place = True
 
 
 class _Writer(ObjectTexts):
@@ -266,7 +268,10 @@ class _Writer(ObjectTexts):
         self.result.imports, self.result.text = sorted(self.imports[""]), str(self.texts_of[""])
         self.result.lost = self.encoder.placeholders
         if self.program.in_place:
-            self.result.text = self._with_headers()
+            heads = [f"{self.headers[home]}\n" + "\n".join(sorted(self.imports[home])) for home in [*self.alias, ""]]
+            pairs = [f"{name!r}: {text}" for name, text in self.result.roots.items()]
+            self.put("", joined(f"{ROOTS} = {{", pairs, "}"))
+            self.result.text = "\n\n".join([*heads, str(self.texts_of[""])]) + "\n"  # as `loading` runs it
         for name, alias in self.alias.items():
             parts = [FUTURE, "\n".join(sorted(self.imports[name])), str(self.texts_of[name])]
             self.result.files[name.replace(".", "/") + ".py"] = "\n\n".join(filter(None, parts)) + "\n"
@@ -274,13 +279,6 @@ class _Writer(ObjectTexts):
             self.result.names.append(alias)
         self.result.stored, self.result.folders, self.result.drawn = self.stored, self.program.folders, self.drawn
         return self.result
-
-    def _with_headers(self) -> str:
-        """All modules in one text, as `loading` runs it: their imports, what is in them, the roots."""
-        heads = [f"{self.headers[home]}\n" + "\n".join(sorted(self.imports[home])) for home in [*self.alias, ""]]
-        roots = joined(f"{ROOTS} = {{", [f"{name!r}: {text}" for name, text in self.result.roots.items()], "}")
-        self.put("", roots)
-        return "\n\n".join([*heads, str(self.texts_of[""])]) + "\n"
 
     def put(self, home: str, text: str, *, definition: bool = False) -> None:
         """Add to the text of a file; to that of all modules, where it is one."""
@@ -379,7 +377,7 @@ class _Writer(ObjectTexts):
             if key in self.done:
                 continue
             self.done.add(key)
-            self._values_called(module, set(defining_names(statement)), set())
+            self._values_called(module, defining_names(statement), set())
             if isinstance(statement, Definition) and statement.name == name:
                 self.define(module, statement, decorated=True)
                 continue
@@ -454,7 +452,7 @@ class _Writer(ObjectTexts):
             self.done.add((module.name, f"def {node.name}"))
             self._values_for(module, node, decorated=decorated)
             if isinstance(node, ast.ClassDef):
-                called = {name for part in node.decorator_list for name in names_when_defined(part)}
+                called = {name for part in node.decorator_list for name in defining_names(part)}
                 self._values_called(module, called, set())
             assert module.source is not None
             text = module.source.plain_text(node, decorated=decorated, placed=self.program.in_place)
@@ -464,7 +462,7 @@ class _Writer(ObjectTexts):
     def _values_for(self, module: _Module, node: ast.AST, *, decorated: bool = False) -> None:
         """Have in place what a definition reads when it is executed."""
         before = str(self.texts_of[""])
-        for name in sorted(set(defining_names(node, decorated=decorated)) - {getattr(node, "name", "")}):
+        for name in sorted(defining_names(node, decorated=decorated) - {getattr(node, "name", "")}):
             self.global_value(module, name)
         for part in read_when_defined(node, decorated=decorated, annotations=False):
             value = part.value if isinstance(part, ast.Attribute) else None
@@ -569,9 +567,6 @@ def _import(module: str, name: str) -> str:
 
 def _import_from(record: Mapping[str, Any], value: Any, name: str) -> str:
     module, leaf = record["module"], record["qualname"]
-    short = next((m for m in ("torch", "torch.nn") if module.startswith("torch") and _holds(m, leaf, value)), module)
+    usual = ("torch", "torch.nn") if module.startswith("torch") else ()
+    short = next((m for m in usual if vars(sys.modules[m]).get(leaf) is value), module)
     return f"from {short} import {leaf}" if leaf == name else f"from {short} import {leaf} as {name}"
-
-
-def _holds(module: str, name: str, value: Any) -> bool:
-    return vars(sys.modules[module]).get(name) is value

@@ -38,7 +38,7 @@ def case_of(fn, *calls, backend="inductor", grad=False, dynamic=None, **settings
     """The case of `fn`; settings are Inductor's, `cpp__simdlen` stands for `cpp.simdlen`."""
     graph, values = captured(fn, *calls, grad=grad, dynamic=dynamic)
     config = {key.replace("__", "."): value for key, value in settings.items()}
-    return Case(graph, values, "wrong_value", backend=backend, grad=grad, dynamic=dynamic, inductor_config=config)
+    return Case(graph, values, "wrong_value", backend=backend, grad=grad, dynamic=dynamic, configs={"inductor": config})
 
 
 def relu_fault(kind):

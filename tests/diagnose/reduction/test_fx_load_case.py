@@ -19,11 +19,11 @@ def case():
 
 
 def test_a_dossier(case, tmp_path):
-    write_dossier(tmp_path / "case", case, finding_of(case, ""), versions={})
+    write_dossier(tmp_path / "case", case, finding_of(case, ""))
     for path in (tmp_path / "case", tmp_path / "case" / "repro.py"):
         again = load_case(path)
         assert [(n.op, n.name) for n in again.graph.graph.nodes] == [(n.op, n.name) for n in case.graph.graph.nodes]
-        assert again.inductor_config == {"cpp.simdlen": 8}
+        assert again.configs["inductor"] == {"cpp.simdlen": 8}
         assert all(map(torch.equal, again.calls[0].restore(), case.calls[0].restore()))
     (tmp_path / "case" / "call0.inputs.json").unlink()
     with pytest.raises(UsageError, match=r"lacks call0\.inputs"):

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem, shrinks_for
+from graphprobe.diagnose.reduction.service import Service
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.values import capture
 from graphprobe.reduce import Answer, OracleVerdict, reduce
@@ -77,11 +78,12 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Contains]:
 
 
 def reduced(problem: Problem, oracle: Contains) -> FxCandidate:
+    service = Service(problem)
     done = reduce(
         problem,
         oracle,
         shrinks=shrinks_for(problem),
-        rebase=lambda candidate: candidate.problem.rebased(candidate.recipe, timeout_s=60),
+        rebase=lambda candidate: service.problem_based_on(candidate.recipe, timeout_s=60),
     )
     assert done.minimal
     assert oracle(done.case) == Answer(OracleVerdict.FAILS, done.signature)  # it still fails, in the same way

@@ -9,7 +9,7 @@ from reduction import reduction_cases
 from reduction.reduction_cases import calls_of, case_of, mlp, relu_fault
 
 from conftest import ROOT, own_bytes
-from graphprobe.diagnose.reduction.case_folder import BEST, JOURNAL, REPRO
+from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO
 from graphprobe.diagnose.reduction.load_case import load_case
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.reduce_case import reduce_case
@@ -188,7 +188,6 @@ def test_whatever_ends_it_leaves_a_repro_and_a_journal(end, begun, reduced, tmp_
     os.kill(pid, end)
     process.wait(timeout=60)
     assert (out / REPRO / "repro.py").is_file()
-    assert (out / BEST).is_file()
     answers = len((out / JOURNAL).read_text().splitlines()) - 1
     assert answers >= 6
     result = reduced("raising", resume=True)

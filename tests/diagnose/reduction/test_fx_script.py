@@ -186,7 +186,7 @@ def test_aten_graphs_of_inductor(watching):
         x = torch.randn(8, requires_grad=True)
         torch.compile(lambda x: (torch.relu(x.sin() + 1) * 2).sum())(x).backward()
     check_reduced(watch, "wrong_value", "relu.default")
-    assert watch.ended.reduction.case.inductor_config["cpp.inject_relu_bug_TESTING_ONLY"] == "accuracy"
+    assert watch.ended.reduction.case.configs["inductor"]["cpp.inject_relu_bug_TESTING_ONLY"] == "accuracy"
 
 
 @pytest.mark.heavy

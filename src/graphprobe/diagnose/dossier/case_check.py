@@ -102,15 +102,14 @@ class CaseCheck(Check):
     def compare(self, wanted: Sequence[Seen], tell: Callable[..., None]) -> None:
         self.loose = any(call.pop("loose") == "True" for call in list(wanted))
         self._bound(wanted)
-        via = self.settings["via"]
-        function = directly(self.fn, self.settings) if via == "aot" else torch.compile(self.fn, **self.compiled)
+        function, direct = torch.compile(self.fn, **self.compiled), False
         for _ in range(self.settings["repeats"]):
             got = self.run(function, tell)
             errors = [b["raised"] for a, b in zip(wanted, got, strict=True) if "raised" in b and "raised" not in a]
             refused = next((error for error in errors if error.startswith(REFUSED)), None)
-            if refused and via == "dynamo":
+            if refused and not direct:
                 tell(note=f"Dynamo does not trace this graph again ({refused}): its backend gets it directly")
-                via, function = "aot", directly(self.fn, self.settings)
+                function, direct = directly(self.fn, self.settings), True
                 got = self.run(function, tell)
                 errors = [b["raised"] for a, b in zip(wanted, got, strict=True) if "raised" in b and "raised" not in a]
                 if self.settings["kind"] not in RAISING and errors:

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import pprint
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,13 @@ from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import check, proof_run
-from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend, why_no_text
+from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend
+from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.template import long_script
+from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.values import one_file_bytes, safetensors_bytes
+from graphprobe.findings import Finding
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import GraphSource
@@ -99,15 +103,14 @@ def _own(key: str, own: OwnBackend) -> str:
 
 
 def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
-    configs = case.configs
+    configs = dict(case.configs)
     if case.caches:
-        configs["inductor"] = {"fx_graph_cache": True, **configs["inductor"]}
-        configs["functorch"] = {"enable_autograd_cache": True, **configs["functorch"]}
+        configs["inductor"] = {"fx_graph_cache": True, **configs.get("inductor", {})}
+        configs["functorch"] = {"enable_autograd_cache": True, **configs.get("functorch", {})}
     return {
         "kind": case.kind,
         "backend": case.backend if case.own_backend is None else case.own_backend.name,
         "dynamic": case.dynamic,
-        "via": case.via,
         "grad": case.grad,
         "calls": len(case.calls),
         "repeats": repeats_for(flaky_rate),
@@ -122,9 +125,8 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
 def _problems(case: Case) -> list[str]:
     found = list(case.unsaved)
     found += [f"call {i}: {line}" for i, call in enumerate(case.calls) for line in call.opaque]
-    for name in ("inductor_config", "functorch_config", "dynamo_config"):
-        bad = [key for key, value in getattr(case, name).items() if not is_json({key: value})]
-        found += [f"{name}: {key} has no JSON value" for key in bad]
+    for package, changes in case.configs.items():
+        found += [f"{package}: {key} has no JSON value" for key, value in changes.items() if not is_json({key: value})]
     if case.allowed and len(case.allowed) != len(case.calls):
         found.append(f"{len(case.calls)} calls, allowed differences for {len(case.allowed)}")
     return found if case.calls else [*found, "no call was captured"]
@@ -140,28 +142,15 @@ def repeats_for(flaky_rate: float) -> int:
 def is_aten(graph: fx.GraphModule) -> bool:
     """Whether all calls are operators, which autocast does not see the way it sees functions of torch."""
     calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
-    return all(node.op == "call_function" and _is_plain(node.target) for node in calls)
-
-
-def _is_plain(target: Any) -> bool:
-    return operator_of(target) is not None or getattr(target, "__module__", "") in ("_operator", "math")
+    plain = ("_operator", "math")
+    return all(
+        n.op == "call_function" and (operator_of(n.target) is not None or getattr(n.target, "__module__", "") in plain)
+        for n in calls
+    )
 
 
 def write_program_proof(
-    folder: Path,
-    fn: Any,
-    calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
-    *,
-    between: Callable[[Any, int], Any] | None = None,
-    grad: bool | None = None,
-    backend: str | Callable[..., Any] = "inductor",
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    hooks: Mapping[str, OwnBackend] | None = None,
-    what: str = "torch.compile changes what this program does",
-    kind: str = "",
-    tolerance: float | None = None,
+    folder: Path, program: Program, compilation: Compilation, finding: Finding, tolerance: float | None
 ) -> list[str]:
     """Write a `repro.py` that exits 1 while the program, compiled, does something else than uncompiled, else 0 or 125.
 
@@ -169,34 +158,30 @@ def write_program_proof(
     a call changes may have been changed yet.
 
     Args:
-        fn, calls, between, grad: as in `Program`.
-        settings: changed ones by package (`inductor`, `functorch`, `dynamo`) and dotted name.
-        hooks: what the program has put into settings, see `Case.hooks`.
-        what: first lines of the file, as a comment.
-        kind: of the fault; `hang` makes a process that does not end one.
         tolerance: relative to each element and to the rms of all; None: the root of the dtype's epsilon.
 
     Returns:
         why it cannot be run, one line each; nothing is written then.
     """
-    given: dict[str, Any] = {"backend": backend, "dynamic": dynamic, "fullgraph": fullgraph or None}
-    if reason := why_no_text(backend):
-        return [reason]
-    own = own_backend(backend)
-    if own is not None:
-        given["backend"] = _Name(own.name)
-    own_text = own_lines(own, hooks or {})
-    if own_text is None:
-        return ["the backend and the hooks use one name for different things"]
-    roots = {"fn": fn, "calls": [(tuple(a), dict(k)) for a, k in calls], "between": between}
+    roots = {"fn": program.fn, "calls": [(tuple(a), dict(k)) for a, k in program.calls], "between": program.between}
     try:
+        options, own, settings = compilation_text(compilation)
         text, notes = _text_of(roots)
     except Unwritable as error:
         return [str(error)]
-    more = {"grad": grad, "tolerance": tolerance}
-    arguments = joined("CHECK = dict(", _check_arguments(text, given, more, between=between is not None), ")")
-    body = ["\n".join([*state_lines(grad), *setting_lines(settings or {})]), text.text, own_text, arguments]
-    script = _script([what, *notes], text, body, kind, len(calls))
+    names = sorted(name for name in text.names if name.isidentifier())
+    more = {"grad": program.grad, "tolerance": tolerance}
+    parts = [
+        f"fn={text.roots['fn']}",
+        f"calls={text.roots['calls']}",
+        joined("compiled=dict(", [f"{name}={value}" for name, value in options.items()], ")"),
+        *([f"between={text.roots['between']}"] if program.between is not None else []),
+        *(f"{name}={value!r}" for name, value in more.items() if value is not None),
+        *([joined("names=globals(), watched=[", [repr(name) for name in names], "]")] if names else []),
+        *([f"modules={('__main__', *text.modules)!r}"] if text.modules else []),
+    ]
+    body = ["\n".join([*state_lines(program.grad), *settings]), text.text, own, joined("CHECK = dict(", parts, ")")]
+    script = _script([title_of(finding), *notes], text, body, finding.kind, len(program.calls))
     files = {"repro.py": script.encode(), **{name: part.encode() for name, part in text.files.items()}}
     if text.stored:
         files[TENSORS] = safetensors_bytes(text.stored, {"format": "pt"})
@@ -207,27 +192,24 @@ def write_program_proof(
     return []
 
 
-def _check_arguments(
-    text: ProgramText, given: Mapping[str, Any], more: Mapping[str, Any], *, between: bool
-) -> list[str]:
-    """What the script checks with: the program by its names in the script, how it is compiled, and the rest."""
-    names = sorted(name for name in text.names if name.isidentifier())
-    return [
-        f"fn={text.roots['fn']}",
-        f"calls={text.roots['calls']}",
-        joined("compiled=dict(", [f"{name}={value!r}" for name, value in given.items() if value is not None], ")"),
-        *([f"between={text.roots['between']}"] if between else []),
-        *(f"{name}={value!r}" for name, value in more.items() if value is not None),
-        *([joined("names=globals(), watched=[", [repr(name) for name in names], "]")] if names else []),
-        *([f"modules={('__main__', *text.modules)!r}"] if text.modules else []),
-    ]
+def compilation_text(compilation: Compilation) -> tuple[dict[str, str], str, list[str]]:
+    """Arguments of `torch.compile`, what defines the program's backend and hooks, and lines that configure torch.
 
-
-class _Name(str):
-    """Stands in the script as it is, not in quotes."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
+    Raises:
+        Unwritable: the backend has no text, or not beside the hooks.
+    """
+    own, why = own_backend(compilation.backend)
+    if why:
+        raise Unwritable(why)
+    changed = compilation.changed()
+    text = own_lines(own, changed.hooks)
+    if text is None:
+        raise Unwritable("the backend and the hooks use one name for different things")
+    options = {"backend": json.dumps(compilation.backend) if own is None else own.name}
+    options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
+    options |= {"fullgraph": "True"} if compilation.fullgraph else {}
+    packages = [f"import torch._{package}.config" for package, changes in changed.configs.items() if changes]
+    return options, text.strip(), [*packages, *assignments(changed.configs)]
 
 
 def _script(notes: Sequence[str], text: ProgramText, body: Sequence[str], kind: str, calls: int) -> str:
@@ -310,14 +292,8 @@ def state_lines(grad: bool | None) -> list[str]:
     return found
 
 
-def setting_lines(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines that configure torch: settings by package and dotted name."""
-    packages = [package for package, changes in settings.items() if changes]
-    return [*(f"import torch._{package}.config" for package in packages), *assignments(settings)]
-
-
 def assignments(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The statements that set these."""
+    """The statements that set these: by package and dotted name."""
     return [
         f"torch._{package}.config.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
         for package, changes in settings.items()

@@ -19,10 +19,9 @@ import torch
 
 from graphprobe.diagnose.dossier.case_check import made_of
 from graphprobe.engine.naming import is_library, short_place
-from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered, unwrapped
+from graphprobe.internals.aot_backends import aot_arguments, registered, unwrapped
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.program_text.encoding import Encoder
-from graphprobe.program_text.libraries import RebuildCall
 from graphprobe.program_text.loading import first_line
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
 from graphprobe.program_text.plain_values import Unwritable
@@ -78,28 +77,26 @@ class WrittenBackend:
         return self.function(gm, inputs)
 
 
-def own_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
-    """The text of a backend of the program.
+def own_backend(backend: str | Callable[..., Any]) -> tuple[OwnBackend | None, str]:
+    """The text of a backend of the program; or why it has none, as a sentence without its dot.
 
     It may use whatever stands at the top level of its module, modules of torch, of the standard library, of installed
     packages, and values that a text can give. A name is looked up where the program has registered it.
 
-    Returns:
-        None for a name that stock torch knows, and where `why_no_text` says why.
+    A name that stock torch knows needs none, for no reason.
     """
+    value, shown = registered(backend) if isinstance(backend, str) else backend, shown_name(backend)
+    if value is None:
+        return None, ""
     try:
-        return _told_backend(backend)
-    except Unwritable:
-        return None
-
-
-def why_no_text(backend: str | Callable[..., Any]) -> str:
-    """Why `own_backend` gives None for this one: a sentence without its dot; empty where it needs none, or has one."""
-    try:
-        _told_backend(backend)
+        if isinstance(value, WrittenBackend):
+            if value.told is None:
+                raise Unwritable("a function of the program, or what it holds, has no text")
+            return value.told, ""
+        inner, given = unwrapped(value)
+        return _told(functools.partial(inner, **given) if given else inner, shown, "backend"), ""
     except Unwritable as error:
-        return f"the backend {shown_name(backend)} cannot be saved: {error}"
-    return ""
+        return None, f"the backend {shown} cannot be saved: {error}"
 
 
 def own_hook(value: Any) -> OwnBackend:
@@ -186,19 +183,6 @@ def _statements(text: str) -> list[tuple[str, ast.stmt]]:
     return found
 
 
-def _told_backend(backend: str | Callable[..., Any]) -> OwnBackend | None:
-    value = registered(backend) if isinstance(backend, str) else backend
-    if value is None:
-        return None
-    if isinstance(value, WrittenBackend):
-        if value.told is None:
-            raise Unwritable("a function of the program, or what it holds, has no text")
-        return value.told
-    inner, given = unwrapped(value)
-    shown = shown_name(backend)
-    return _told(functools.partial(inner, **given) if given else inner, shown, "backend")
-
-
 def _told(value: Any, shown: str, name: str) -> OwnBackend:
     """The text; an import, where the module can be found by its name and the text would be long, or there is none."""
     imported = _imported(value, shown)
@@ -238,14 +222,11 @@ class OwnProgram(TextProgram):
             self._globals.setdefault(id(value), []).append((namespace, name))
 
     def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        """As for any program; backends of AOTAutograd by what they were given."""
+        """As for any program; an operator that the program registers has no text."""
         operator = operator_of(value)
         if operator is not None and operator.namespace not in STOCK_OPS:
             raise NotRecordable(f"it uses the operator {value}, which the program registers")
-        arguments = aot_arguments(value)
-        if arguments is None:
-            return super().describe(value, entry, path)
-        return self._encoder.call(RebuildCall(aot_autograd(), (), arguments), entry, path)
+        return super().describe(value, entry, path)
 
     def _place(self, value: Any) -> Place | None:
         found = super()._place(value)

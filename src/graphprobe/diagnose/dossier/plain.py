@@ -69,7 +69,8 @@ class PlainInputs:
         """
         if captured.opaque:
             raise Unreproducible(captured.opaque[0])
-        shared = _shared(captured.doc["values"])
+        names_of = [record["storage"] for record in _leaves(captured.doc["values"]) if 0 not in record["shape"]]
+        shared = {storage for storage in names_of if names_of.count(storage) > 1}
         memory: dict[str, str] = {}
         tensors: list[str] = []
         for name, record, value in zip(names, captured.doc["values"], captured.restore(), strict=True):
@@ -148,12 +149,6 @@ def _leaves(records: Sequence[Any]) -> list[Any]:
         elif record["kind"] in ("list", "tuple"):
             found += _leaves(record["items"])
     return found
-
-
-def _shared(records: Sequence[Any]) -> set[str]:
-    """Storages that several tensors stand on."""
-    names = [record["storage"] for record in _leaves(records) if 0 not in record["shape"]]
-    return {name for name in names if names.count(name) > 1}
 
 
 class Spelled(Literals):

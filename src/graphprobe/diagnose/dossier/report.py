@@ -258,7 +258,8 @@ def _facts(finding: Finding) -> str:
         "module": finding.within or finding.module,
         "measured": "; ".join(details(finding)),
     }
-    rows = [f"| {key} | {_cell(value)} |" for key, value in where.items() if value]
+    cells = {key: " ".join(str(value).replace("|", "\\|").split()) for key, value in where.items() if value}
+    rows = [f"| {key} | {cell} |" for key, cell in cells.items()]
     return "\n".join(["| | |", "|---|---|", *rows])
 
 
@@ -275,10 +276,6 @@ def _listed(head: str, lines: Sequence[str]) -> str:
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
-
-
-def _cell(text: str) -> str:
-    return " ".join(str(text).replace("|", "\\|").split())
 
 
 def _cut(text: str) -> str:

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import keyword
 import logging
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ import torch
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, reference_of
-from graphprobe.diagnose.dossier.long import assignments, is_aten, own_lines, repeats_for
+from graphprobe.diagnose.dossier.long import assignments, compilation_text, is_aten, own_lines, repeats_for, state_lines
 from graphprobe.diagnose.dossier.plain import FILE, FUNCTION, Form, PlainFunction, PlainInputs, values_of
+from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.template import (
     ENDING,
     HANG_S,
@@ -34,6 +36,7 @@ from graphprobe.diagnose.dossier.template import (
     script_of,
 )
 from graphprobe.diagnose.program import Program
+from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.values import CapturedValues, capture, tensor_file, why_not
 from graphprobe.findings import STAGES, Finding
@@ -62,6 +65,7 @@ Made = Literal["new", "drawn", "exact"]
 drawn anew. `exact`: all is as it is."""
 RTOL = 1e-4
 """Of values of a program, whose noise was measured where it is wrong only."""
+LEAVES = "torch.utils._pytree.tree_leaves({})"
 _ARGUMENT = re.compile(r"argument (\w+)")
 
 AFTER_DYNAMO = frozenset(STAGES) - {"dynamo", "runtime", "unknown"}
@@ -78,12 +82,14 @@ class Short:
             what shows the fault, too, shows nothing.
         tensors: what `inputs.safetensors` has to hold beside it; empty: no file.
         files: texts that lie beside it, by name.
+        output: what it printed where it has shown its fault in a process of its own.
     """
 
     text: str
     control: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    output: str = ""
 
     def written(self) -> dict[str, bytes]:
         """By name: `repro.py`, and what it reads."""
@@ -92,21 +98,13 @@ class Short:
 
 
 def short_repros(
-    case: Case,
-    reference: Reference,
-    finding: Finding,
-    *,
-    parts: Collection[str],
-    title: str,
-    kind: str = "",
-    took_s: float = 0.0,
+    case: Case, reference: Reference, finding: Finding, *, parts: Collection[str], kind: str = "", took_s: float = 0.0
 ) -> Iterator[Short]:
     """Short scripts that may show the fault of a case, the most readable first; each has yet to be run.
 
     Args:
         reference: what the case gives uncompiled.
         parts: what is looked at beside the outputs: `inputs` after the call, `gradients`.
-        title: first line, as a comment.
         kind: how the case itself fails, where that is not the kind of the finding.
         took_s: how long the longest check of a piece took that ended.
 
@@ -121,7 +119,7 @@ def short_repros(
     kinds = (kind, "segfault") if kind == "crash_runtime" else (kind,)  # overwritten memory shows now so, now so
     for form, shown in itertools.product(forms, kinds):
         try:
-            short = _Script(case, reference, finding, shown, parts, title, form, took_s).made()
+            short = _Script(case, reference, finding, shown, parts, form, took_s).made()
         except Exception as reason:  # drawn inputs that the graph refuses, say: the long form is there all the same
             log.info("no short repro, %s: %r", form, reason)
             continue
@@ -145,12 +143,11 @@ class _Script:
         finding: Finding,
         kind: str,
         parts: Collection[str],
-        title: str,
         form: Form,
         took_s: float,
     ) -> None:
         self.case, self.reference, self.finding, self.parts = case, reference, finding, parts
-        self.title, self.form, self.kind = title, form, kind
+        self.form, self.kind = form, kind
         self.limit_s = limit_of(took_s)
         self.plain = PlainFunction(case.graph)
         self.seen: list[tuple[int, str, int]] = []
@@ -161,10 +158,13 @@ class _Script:
     def made(self) -> Short:
         """The whole text."""
         run = self._run()
-        bounds = self._bounds() if compares_values(self.kind) else []
+        compares = compares_values(self.kind)
+        reference = reference_of(self._drawn()) if compares and self.form == "drawn" else self.reference
+        measured = compares and (reference.wide is not None or reference.exact)
+        bounds = [_bound(reference, *where) for where in self.seen if measured]  # none: torch's own
         modules = [f"import {name}" for name in self.plain.imports]
         modules += [f"import torch._{name}.config" for name, changes in self.case.configs.items() if changes]
-        notes, lines = [self.title, *self.case.unsaved_settings], self._setting_lines()
+        notes, lines = [title_of(self.finding), *self.case.unsaved_settings], self._setting_lines()
         if self.inputs.tensors:
             modules += ["from pathlib import Path", "from safetensors.torch import load_file"]
             notes.append(f"The fault needs the recorded values: they are in {FILE}, beside this file.")
@@ -219,7 +219,7 @@ class _Script:
         seen = [] if not count else [f"*{result}" if count > 1 else result]
         given = len(self.reference.eager[0][call].outputs)
         if given > count > 0:  # an op that gives several
-            seen, count = [f"*torch.utils._pytree.tree_leaves({result})"], given
+            seen, count = [f"*{LEAVES.format(result)}"], given
         looked = [("outputs", i) for i in range(count)]
         if self.case.grad and self.inputs.wants and "gradients" in self.parts:
             wants = [name for name in positions if name in self.inputs.wants]
@@ -253,13 +253,6 @@ class _Script:
         repeats = repeats_for(self.finding.flaky_rate)
         return text if repeats == 1 else repeated(text, repeats)
 
-    def _bounds(self) -> list[float]:
-        """How far each value that is looked at may be off; empty where that was not measured: torch's own then."""
-        reference = self.reference if self.form != "drawn" else reference_of(self._drawn())
-        if reference.wide is None and not reference.exact:
-            return []
-        return [_bound(reference, *where) for where in self.seen]
-
     def _drawn(self) -> Case:
         """The case with the inputs that the script draws."""
         space: dict[str, Any] = {"torch": torch}
@@ -277,14 +270,11 @@ class _Script:
         for new, old in zip(calls, self.case.calls, strict=True):
             new.doc["rng"], new.doc["state"] = old.doc["rng"], old.doc["state"]
             new.tensors.update({name: value for name, value in old.tensors.items() if name.startswith("rng.")})
+        state = Program(graph, []).state()
         for name in held:
             with torch.no_grad():
-                self._held_in(graph, name).copy_(space[name])
+                state[self.held[name]].copy_(space[name])
         return replace(self.case, graph=graph, calls=calls)
-
-    def _held_in(self, graph: torch.fx.GraphModule, name: str) -> torch.Tensor:
-        """The tensor of a copy of the graph that `name` stands for."""
-        return Program(graph, []).state()[self.held[name]]
 
 
 def _position(value: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
@@ -310,31 +300,19 @@ def _bound(reference: Reference, call: int, part: str, index: int) -> float:
     raise Unreproducible("a value that was not measured")
 
 
-@dataclass(frozen=True)
-class ShortProgram:
-    """What a short repro of a program is made of."""
+def short_program(program: Program, compilation: Compilation, finding: Finding, where: str) -> Iterator[Short]:
+    """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text.
 
-    program: Program
-    options: Mapping[str, str]  # arguments of `torch.compile`, as text
-    backend: str  # text that defines the backend; empty where torch knows it
-    head: Sequence[str]  # statements before the program: the settings
-    where: str  # what differs: `outputs[0]`, `gradients[1]`, `inputs[0]`, or the name of what a side effect is to
-    kind: str
-    title: str  # first line, as a comment
-    control: str  # arguments of `torch.compile` with which the fault must not show, as text
-    single: bool  # whether one value differs, which may be a number or a text and no tensor
-    bound: float | None  # how far a value may be off beside what is relative; None: as `torch.testing.assert_close`
-
-
-def short_program(told: ShortProgram) -> Iterator[Short]:
-    """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text."""
-    is_value = told.single and told.kind == "wrong_value" and told.where.startswith("outputs")
+    `where`: what differs: `outputs[0]`, `gradients[1]`, `inputs[0]`, or the name of what a side effect is to.
+    """
+    single = finding.worst is None or finding.worst.of == 1  # one value, which may be a number or a text and no tensor
+    is_value = single and finding.kind == "wrong_value" and where.startswith("outputs")
     plain = (False, True) if is_value else (False,)
-    forms: tuple[Made, ...] = ("new", "drawn", "exact") if _can_be_made(told.program.fn) else ("drawn", "exact")
+    forms: tuple[Made, ...] = ("new", "drawn", "exact") if _can_be_made(program.fn) else ("drawn", "exact")
     known: set[str] = set()
     for made, of_plain in itertools.product(forms, plain):
         try:
-            short = _script(told, made, of_plain)
+            short = _ProgramScript(program, compilation, finding, where, made, plain=of_plain).made()
         except Exception as reason:  # a program without a text, say: the long form may have one
             log.info("no short repro of the program, %s: %r", made, reason)
             continue
@@ -353,150 +331,149 @@ def _can_be_made(fn: Any) -> bool:
     return False
 
 
-def _script(told: ShortProgram, made: Made, plain: bool) -> Short:
-    """The script.
-
-    Args:
-        plain: what is compared is what the program returns beside tensors, as text.
-    """
-    calls, fn = _arguments(told), cast(Any, told.program.fn)
-    if len(calls) != len(told.program.calls):
-        raise Unwritable("an argument whose name is none of Python's")
-    new = made == "new"
-    roots: dict[str, Any] = {"fn": type(fn) if new else fn}
-    for call in calls:
-        roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
-    if told.program.between is not None:
-        roots["between"] = told.program.between
-    texts = ((e, program_text(roots, reserved={e: None, **MODULES}, draws=made == "drawn")) for e in ENTRIES)
-    entry, text = next(((e, text) for e, text in texts if not text.files and not text.stored), ("", ProgramText()))
-    if not entry:
-        raise Unwritable("it needs more files")
-    given = dict(text.roots)
-    if new:
-        given["fn"] = f"{given['fn']}(){'' if fn.training else '.eval()'}"
-    run = _run(told, entry, given, calls, draws=new, plain=plain)
-    called = f'runpy.run_path(__file__)["{entry}"]'
-    eager, compiled = f"{called}()", f"{called}({', '.join(f'{name}={value}' for name, value in told.options.items())})"
-    shown = told.kind == "side_effect" or plain
-    used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
-    seed = ["torch.manual_seed(0)"] if text.drawn else []
-    needed = {*text.imports, *(["import re"] if "re.sub(" in run else [])}
-    imports = sorted(needed - {"import torch", "import torch.nn"})
-    bounds = () if told.bound is None else (told.bound,)
-
-    rtol = RTOL if told.bound else 0.0
-    how: dict[str, Any] = {"bounds": bounds, "rtol": rtol, "limit_s": int(HANG_S), "text": shown, "optional": True}
-    body = re.sub(r"\n{3,}", "\n\n", text.text.strip())
-    check = partial(check_text, told.kind, eager, compiled, **how)
-    parts = [*used, body, told.backend.strip(), run]
-    script = script_of([told.title], imports, parts, check, [*told.head, *seed], as_main=True)
-    return Short(script, script.replace(compiled, f"{called}({told.control})"))
+def bound_of(finding: Finding) -> float | None:
+    """A bound between the error that was seen and what rounding explains there; None where neither is known."""
+    if finding.kind == "not_bitwise":
+        return 0.0
+    worst = finding.worst
+    if worst is None or worst.legitimate is None or not math.isfinite(worst.off):
+        return None
+    bound = max(worst.legitimate, worst.off / 8)
+    return bound if 0 < bound < worst.off else None
 
 
-def _arguments(told: ShortProgram) -> list[dict[str, tuple[str, Any]]]:
-    """For each call the key of each argument, with how it is passed and its value."""
-    try:
-        parameters = list(inspect.signature(told.program.fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    known = [p.name for p in parameters if p.kind in simple]
-    found = []
-    for number, (args, kwargs) in enumerate(told.program.calls):
-        suffix = f"_{number}" if len(told.program.calls) > 1 else ""
-        call: dict[str, tuple[str, Any]] = {}
-        for i, value in enumerate(args):
-            name = known[i] if i < len(known) else f"arg{i}"
-            call[f"{name if name not in (*MODULES, 'torch') else name + '_'}{suffix}"] = ("", value)
-        for name, value in kwargs.items():
-            if not name.isidentifier() or keyword.iskeyword(name):
-                return []
-            call[f"{name}_given{suffix}"] = (f"{name}=", value)
-        found.append(call)
-    return found
+class _ProgramScript:
+    """The script of a program; with `plain` it compares what the program returns beside tensors, as text."""
 
+    def __init__(
+        self, program: Program, compilation: Compilation, finding: Finding, where: str, made: Made, *, plain: bool
+    ) -> None:
+        self.program, self.compilation, self.finding, self.where = program, compilation, finding, where
+        self.form, self.plain, self.kind, self.fn = made, plain, finding.kind, cast(Any, program.fn)
+        self.calls = self._arguments()
+        if len(self.calls) != len(program.calls):
+            raise Unwritable("an argument whose name is none of Python's")
 
-def _run(
-    told: ShortProgram,
-    entry: str,
-    roots: Mapping[str, str],
-    calls: Sequence[Mapping[str, tuple[str, Any]]],
-    *,
-    draws: bool,
-    plain: bool,
-) -> str:
-    """The function that calls the program and returns what differs."""
-    tensors = {key: value for call in calls for key, (_, value) in call.items() if _is_tensor(value)}
-    few = sum(value.numel() for value in tensors.values()) <= MOST_INLINE
-    inputs = PlainInputs("inline" if few else "drawn")
-    for key, value in tensors.items():
-        inputs.tensor(key, value)
-    made = {key: key for key in tensors}
-    words = {*re.findall(r"\w+", " ".join([told.where, *roots.values(), *made, *inputs.lines]))}
-    named = roots["fn"].isidentifier() and told.program.grad is None
-    fn, result, options = (name if name not in words else f"{name}_" for name in ("fn", "result", "options"))
-    lines = [*([] if named else [f"{fn} = {roots['fn']}"]), *inputs.lines]
-    fn = roots["fn"] if named else fn
-    for call in calls:
-        for key, (_, value) in call.items():
+    def made(self) -> Short:
+        """The whole text."""
+        new = self.form == "new"
+        roots: dict[str, Any] = {"fn": type(self.fn) if new else self.fn}
+        for call in self.calls:
+            roots |= {key: value for key, (_, value) in call.items() if not _is_tensor(value)}
+        if self.program.between is not None:
+            roots["between"] = self.program.between
+        draws = self.form == "drawn"
+        texts = ((e, program_text(roots, reserved={e: None, **MODULES}, draws=draws)) for e in ENTRIES)
+        entry, text = next(((e, text) for e, text in texts if not text.files and not text.stored), ("", ProgramText()))
+        if not entry:
+            raise Unwritable("it needs more files")
+        given = dict(text.roots)
+        if new:
+            given["fn"] = f"{given['fn']}(){'' if self.fn.training else '.eval()'}"
+        run = self._run(entry, given)
+        options, own, settings = compilation_text(self.compilation)
+        called = f'runpy.run_path(__file__)["{entry}"]'
+        eager, compiled = f"{called}()", f"{called}({', '.join(f'{name}={value}' for name, value in options.items())})"
+        used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
+        head = [*state_lines(self.program.grad), *settings, *(["torch.manual_seed(0)"] if text.drawn else [])]
+        needed = {*text.imports, *(["import re"] if "re.sub(" in run else [])}
+        bound = bound_of(self.finding)
+        how: dict[str, Any] = {"bounds": () if bound is None else (bound,), "rtol": RTOL if bound else 0.0}
+        how |= {"limit_s": int(HANG_S), "text": self.kind == "side_effect" or self.plain, "optional": True}
+        check = partial(check_text, self.kind, eager, compiled, **how)
+        parts = [*used, re.sub(r"\n{3,}", "\n\n", text.text.strip()), own, run]
+        imports = sorted(needed - {"import torch", "import torch.nn"})
+        script = script_of([title_of(self.finding)], imports, parts, check, head, as_main=True)
+        return Short(script, script.replace(compiled, f"{called}({control_of(self.finding)})"))
+
+    def _arguments(self) -> list[dict[str, tuple[str, Any]]]:
+        """For each call the key of each argument, with how it is passed and its value."""
+        try:
+            parameters = list(inspect.signature(self.fn).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        known = [p.name for p in parameters if p.kind in simple]
+        found = []
+        for number, (args, kwargs) in enumerate(self.program.calls):
+            suffix = f"_{number}" if len(self.program.calls) > 1 else ""
+            call: dict[str, tuple[str, Any]] = {}
+            for i, value in enumerate(args):
+                name = known[i] if i < len(known) else f"arg{i}"
+                call[f"{name if name not in (*MODULES, 'torch') else name + '_'}{suffix}"] = ("", value)
+            for name, value in kwargs.items():
+                if not name.isidentifier() or keyword.iskeyword(name):
+                    return []
+                call[f"{name}_given{suffix}"] = (f"{name}=", value)
+            found.append(call)
+        return found
+
+    def _run(self, entry: str, roots: Mapping[str, str]) -> str:
+        """The function that calls the program and returns what differs."""
+        tensors = {key: value for call in self.calls for key, (_, value) in call.items() if _is_tensor(value)}
+        few = sum(value.numel() for value in tensors.values()) <= MOST_INLINE
+        inputs = PlainInputs("inline" if few else "drawn")
+        for key, value in tensors.items():
+            inputs.tensor(key, value)
+        made = {key: key for key in tensors}
+        words = {*re.findall(r"\w+", " ".join([self.where, *roots.values(), *made, *inputs.lines]))}
+        named = roots["fn"].isidentifier() and self.program.grad is None
+        fn, result, options = (name if name not in words else f"{name}_" for name in ("fn", "result", "options"))
+        lines = [*([] if named else [f"{fn} = {roots['fn']}"]), *inputs.lines]
+        fn = roots["fn"] if named else fn
+        for key, value in ((key, value) for call in self.calls for key, (_, value) in call.items()):
             if not _is_tensor(value):
-                keep = _is_watched(told.where, key)
+                keep = self._is_watched(key)
                 made[key] = key if keep else roots[key]
                 lines += [f"{key} = {roots[key]}"] if keep and roots[key] != key else []
-    f = next(name for name in ("f", "g", "compiled_", "called_") if name not in words)
-    lines.append(f"{f} = torch.compile({fn}, **{options}) if {options} else {fn}")
-    several = len(calls) > 1
-    lines += [f"{result} = []"] if several else []
-    for i, call in enumerate(calls):
-        passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
-        lines += [f"{roots['between']}({fn}, {i})"] if i and told.program.between is not None else []
-        lines.append(f"{result}.append({f}({passed}))" if several else f"{result} = {f}({passed})")
-    leaves = "torch.utils._pytree.tree_leaves({})"
-    if told.program.grad:
-        which = "torch.is_tensor(t) and t.requires_grad"
-        lines.append(f"loss = {RAMP.format(tensors=leaves.format(result), which=which)}")
-        lines += ["if torch.is_tensor(loss):", "    loss.backward()"]
-    if plain:
-        values = f"[value for value in {leaves.format(result)} if not torch.is_tensor(value)]"
-        lines.append(f'return re.sub(" at 0x[0-9a-f]+", "", repr({values}))')
-    else:
-        lines += _seen(told, fn, [made[key] for call in calls for key in call], leaves, result)
-    contexts = ["torch.no_grad()"] if told.program.grad is False else []
-    signature = f"{entry}(**{options})"
-    return run_text(told.kind, signature, lines, contexts=contexts, seed=draws or inputs.drawn)
+        f = next(name for name in ("f", "g", "compiled_", "called_") if name not in words)
+        lines.append(f"{f} = torch.compile({fn}, **{options}) if {options} else {fn}")
+        several = len(self.calls) > 1
+        lines += [f"{result} = []"] if several else []
+        for i, call in enumerate(self.calls):
+            passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
+            lines += [f"{roots['between']}({fn}, {i})"] if i and self.program.between is not None else []
+            lines.append(f"{result}.append({f}({passed}))" if several else f"{result} = {f}({passed})")
+        if self.program.grad:
+            which = "torch.is_tensor(t) and t.requires_grad"
+            lines.append(f"loss = {RAMP.format(tensors=LEAVES.format(result), which=which)}")
+            lines += ["if torch.is_tensor(loss):", "    loss.backward()"]
+        lines += self._seen(fn, [made[key] for call in self.calls for key in call], result)
+        contexts = ["torch.no_grad()"] if self.program.grad is False else []
+        seed = self.form == "new" or inputs.drawn
+        return run_text(self.kind, f"{entry}(**{options})", lines, contexts=contexts, seed=seed)
 
+    def _seen(self, fn: str, arguments: Sequence[str], result: str) -> list[str]:
+        """The line that returns what differs; none where only an exception or an end is looked for."""
+        is_module = isinstance(self.fn, torch.nn.Module)
+        if self.plain:
+            values = f"[value for value in {LEAVES.format(result)} if not torch.is_tensor(value)]"
+            return [f'return re.sub(" at 0x[0-9a-f]+", "", repr({values}))']
+        if self.kind in RAISING or self.kind in ENDING or self.kind == "missing_exception":
+            return []
+        if self.kind == "side_effect":
+            found = _ARGUMENT.match(self.where)
+            where = self.where
+            if found is not None:
+                own = [name for name in arguments if name == found[1] or name.startswith(f"{found[1]}_")]
+                number = int(found[1]) if found[1].isdigit() else -1
+                where = own[0] if own else arguments[number] if 0 <= number < len(arguments) else found[1]
+                where += self.where[found.end() :]
+            return [f"return repr({where.removeprefix('global ')})"]
+        values = LEAVES.format(result)
+        if self.where.startswith("gradients"):
+            of = [f"[{', '.join(arguments)}]"] if arguments else []
+            of += [f"list({fn}.parameters())"] if is_module else []
+            values = f"[t.grad for t in {LEAVES.format(' + '.join(of))} if torch.is_tensor(t) and t.requires_grad]"
+        elif self.where.startswith("inputs"):
+            values = LEAVES.format(f"[{', '.join(arguments)}]") + (f" + list({fn}.buffers())" if is_module else "")
+        return [f"return {values}"]
 
-def _seen(told: ShortProgram, fn: str, arguments: Sequence[str], leaves: str, result: str) -> list[str]:
-    """The line that returns what differs; none where only an exception or an end is looked for."""
-    if told.kind in RAISING or told.kind in ENDING or told.kind == "missing_exception":
-        return []
-    if told.kind == "side_effect":
-        found = _ARGUMENT.match(told.where)
-        where = told.where
-        if found is not None:
-            own = [name for name in arguments if name == found[1] or name.startswith(f"{found[1]}_")]
-            number = int(found[1]) if found[1].isdigit() else -1
-            where = own[0] if own else arguments[number] if 0 <= number < len(arguments) else found[1]
-            where += told.where[found.end() :]
-        return [f"return repr({where.removeprefix('global ')})"]
-    values = leaves.format(result)
-    if told.where.startswith("gradients"):
-        of = [f"[{', '.join(arguments)}]"] if arguments else []
-        of += [f"list({fn}.parameters())"] if isinstance(told.program.fn, torch.nn.Module) else []
-        values = f"[t.grad for t in {leaves.format(' + '.join(of))} if torch.is_tensor(t) and t.requires_grad]"
-    elif told.where.startswith("inputs"):
-        values = leaves.format(f"[{', '.join(arguments)}]")
-        if isinstance(told.program.fn, torch.nn.Module):
-            values += f" + list({fn}.buffers())"
-    return [f"return {values}"]
+    def _is_watched(self, key: str) -> bool:
+        found = _ARGUMENT.match(self.where)
+        return found is not None and (found[1].isdigit() or key == found[1] or key.startswith(f"{found[1]}_"))
 
 
 def _is_tensor(value: Any) -> bool:
     """Whether it is a tensor that lines of its own make."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.is_leaf and why_not(value) is None
-
-
-def _is_watched(where: str, key: str) -> bool:
-    found = _ARGUMENT.match(where)
-    return found is not None and (found[1].isdigit() or key == found[1] or key.startswith(f"{found[1]}_"))

@@ -200,7 +200,8 @@ def script_of(
         script = assembled([notes[0], USAGE, *notes[1:]], known, parts, first=future, lines=["", HOOK, *lines])
         if script.count("\n") <= MOST_LINES:
             break
-    return condensed(script)
+    dense, lines_of = re.sub(r"\n{2,}", "\n", script), script.count("\n")
+    return dense if lines_of > FULL_LINES or lines_of > MOST_LINES >= dense.count("\n") else script
 
 
 def guarded(text: str) -> str:
@@ -235,13 +236,6 @@ def long_script(
     end = guarded(_LONG.format(make=make, kind=kind, calls=calls))
     first = ["", FUTURE, "", GUARD, *first, ""]
     return assembled([*notes, *_LONG_USAGE], imports, [*body, *shared, end], first=first, gap="\n\n\n")
-
-
-def condensed(script: str) -> str:
-    """A script that is too long without its empty lines, if that makes it short enough, or it is very long."""
-    dense = re.sub(r"\n{2,}", "\n", script)
-    lines = script.count("\n")
-    return dense if lines > FULL_LINES or lines > MOST_LINES >= dense.count("\n") else script
 
 
 def run_text(

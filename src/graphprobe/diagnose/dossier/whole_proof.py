@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.long import own_lines, setting_lines, state_lines, write_program_proof
-from graphprobe.diagnose.dossier.own_backend import OwnBackend, own_backend
+from graphprobe.diagnose.dossier.long import write_program_proof
 from graphprobe.diagnose.dossier.report import title_of
-from graphprobe.diagnose.dossier.short import Short, ShortProgram, control_of, short_program
+from graphprobe.diagnose.dossier.short import Short, short_program
 from graphprobe.diagnose.dossier.template import MOST_LINES, check_text, script_of
-from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, Shown, first_shown, run_repro, write_proof
+from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, first_shown, run_repro, shown_or_long, write_proof
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.prove import REPRO_FAILS, free_folder
-from graphprobe.diagnose.settings import Compilation, changed_settings
-from graphprobe.errors import EXIT_OK, GraphprobeError
+from graphprobe.diagnose.prove import free_folder
+from graphprobe.diagnose.settings import Compilation
+from graphprobe.errors import EXIT_FOUND, GraphprobeError
 from graphprobe.findings import Finding, told_more
 from graphprobe.probe.script import ScriptTarget
 
@@ -142,26 +139,21 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
     To be called where no call of the program has run yet. What could not be done is said in the finding's reason.
     """
     folder = free_folder(compilation.folder, finding)
-    asked: list[tuple[int | None, list[str]]] = []
-
-    def long_form() -> bool:
-        asked.append(_long_form(folder, program, compilation, finding))
-        return asked[-1][0] != EXIT_OK
-
     # What a piece that is right alone needs of this process, a short script of the whole program has not either.
-    shown = None
-    if NOT_ALONE not in finding.reason or long_form():
-        scripts = _short(program, compilation, finding, where)
-        shown = first_shown(scripts, finding.stage, long_form=None if asked else long_form)
+    shown, code, problems = shown_or_long(
+        short_program(program, compilation, finding, where),
+        finding.stage,
+        partial(_long_form, folder, program, compilation, finding),
+        long_first=NOT_ALONE in finding.reason,
+    )
     if shown is not None:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(GraphprobeError, OSError, ValueError, TypeError, RuntimeError):
             (folder / EXACT).mkdir(parents=True)
-            if _write(folder / EXACT, program, compilation, finding, None):
+            if write_program_proof(folder / EXACT, program, compilation, finding, None):
                 shutil.rmtree(folder / EXACT)
         return _proven(folder, finding, shown)
-    code, problems = asked[0] if asked else _long_form(folder, program, compilation, finding)
-    if code == REPRO_FAILS:
+    if code == EXIT_FOUND:
         return _proven(folder, finding, None)
     more = (
         f"The program could not be written down as a repro: {'; '.join(problems)}."
@@ -185,12 +177,12 @@ def _long_form(
     for tolerance in tolerances:
         try:
             folder.mkdir(parents=True)
-            problems = _write(folder, program, compilation, finding, tolerance)
+            problems = write_program_proof(folder, program, compilation, finding, tolerance)
         except (GraphprobeError, OSError, ValueError, TypeError, RuntimeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
         code = run_repro(folder, finding.stage) if not problems else None
         log.info("the program as a repro: exit code %s, %s", code, problems)
-        if code == REPRO_FAILS or problems:
+        if code == EXIT_FOUND or problems:
             break
         if finding.dossier is not None or (tolerance is None and finding.kind in NUMBERS):
             shutil.rmtree(folder, ignore_errors=True)
@@ -204,8 +196,8 @@ def shorten_by_program(program: Program, compilation: Compilation, finding: Find
     """
     assert finding.dossier is not None
     folder, aside = Path(finding.dossier), Path(f"{finding.dossier}.{EXACT}")
-    shown = first_shown(_short(program, compilation, finding, where), finding.stage)
-    if shown is None or shown.short.text.count("\n") > MOST_LINES:
+    shown = first_shown(short_program(program, compilation, finding, where), finding.stage)
+    if shown is None or shown.text.count("\n") > MOST_LINES:
         return finding
     folder.rename(aside)
     folder.mkdir()
@@ -219,79 +211,13 @@ def has_long_repro(finding: Finding) -> bool:
     return finding.proof == "piece" and repro.is_file() and repro.read_text("utf-8").count("\n") > MOST_LINES
 
 
-def _proven(folder: Path, finding: Finding, shown: Shown | None) -> Finding:
+def _proven(folder: Path, finding: Finding, shown: Short | None) -> Finding:
     """Note the proof in the finding, and write what lies beside the repro, and the repro itself if it is short."""
     finding.dossier, finding.proof = str(folder), "program"
     finding.reason = finding.reason.replace(NOT_ALONE, "").strip()
     beside = {name: "the same with all that can be compared" for name in [EXACT] if (folder / name).is_dir()}
     write_proof(folder, finding, shown, files=beside)
     return finding
-
-
-def _settings(compilation: Compilation) -> tuple[dict[str, dict[str, Any]], dict[str, OwnBackend]]:
-    """Changed settings of torch by package and name, and the program's own functions in settings."""
-    with compilation.configured():
-        changed = changed_settings()
-    return {"inductor": changed.inductor, "functorch": changed.functorch, "dynamo": changed.dynamo}, changed.hooks
-
-
-def _short(program: Program, compilation: Compilation, finding: Finding, where: str) -> Iterator[Short]:
-    """Short scripts of the program, each yet to be run."""
-    settings, hooks = _settings(compilation)
-    own = None if compilation.maker is None else own_backend(compilation.backend)
-    if compilation.maker is not None and own is None:
-        return
-    options = {"backend": json.dumps(compilation.backend) if own is None else own.name}
-    options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
-    options |= {"fullgraph": "True"} if compilation.fullgraph else {}
-    text = own_lines(own, hooks)
-    if text is None:
-        return
-    told = ShortProgram(
-        program=program,
-        options=options,
-        backend=text,
-        head=[*state_lines(program.grad), *setting_lines(settings)],
-        where=where,
-        kind=finding.kind,
-        title=title_of(finding),
-        control=control_of(finding),
-        single=finding.worst is None or finding.worst.of == 1,
-        bound=_bound(finding),
-    )
-    yield from short_program(told)
-
-
-def _bound(finding: Finding) -> float | None:
-    """A bound between the error that was seen and what rounding explains there; None where neither is known."""
-    if finding.kind == "not_bitwise":
-        return 0.0
-    worst = finding.worst
-    if worst is None or worst.legitimate is None or not math.isfinite(worst.off):
-        return None
-    bound = max(worst.legitimate, worst.off / 8)
-    return bound if 0 < bound < worst.off else None
-
-
-def _write(
-    folder: Path, program: Program, compilation: Compilation, finding: Finding, tolerance: float | None
-) -> list[str]:
-    settings, hooks = _settings(compilation)
-    return write_program_proof(
-        folder,
-        program.fn,
-        program.calls,
-        between=program.between,
-        grad=program.grad,
-        backend=compilation.backend,
-        dynamic=compilation.dynamic,
-        fullgraph=compilation.fullgraph,
-        settings=settings,
-        hooks=hooks,
-        what=title_of(finding),
-        kind=finding.kind,
-        tolerance=tolerance,
-    )
 
 
 def prove_by_script(

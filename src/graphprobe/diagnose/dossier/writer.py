@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from graphprobe.diagnose.dossier.report import (
 from graphprobe.diagnose.dossier.short import Short
 from graphprobe.diagnose.settings import versions
 from graphprobe.engine.values import one_file_bytes, to_bytes
-from graphprobe.errors import EXIT_UNDECIDED, UsageError
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.findings import Finding, Rung, Stage, finding_json
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_text import graph_text
@@ -73,11 +73,10 @@ def write_dossier(
     case: Case,
     finding: Finding,
     *,
-    versions: dict[str, str],
     neighbour: str | None = None,
     before: fx.GraphModule | None = None,
     kernel_source: tuple[str, str] | None = None,
-    shown: Shown | None = None,
+    shown: Short | None = None,
     log: str = "",
 ) -> list[str]:
     """Writes the folder of one finding: `finding.json`, `REPORT.md`, `repro.py`, `test_repro.py`, and their data.
@@ -87,11 +86,10 @@ def write_dossier(
 
     Args:
         folder: must not exist, or be empty; its parents are made.
-        versions: name and version of everything that may matter, for the report.
         neighbour: the nearest variant that passes, as a sentence.
         before: the graph before the accused pass, for `graph_before.txt`.
         kernel_source: suffix and text of the accused kernel as the program compiled it, for `kernel.cpp`, `kernel.py`.
-        shown: the short repro, and what it printed.
+        shown: the short repro, which has shown the fault.
         log: what the compiler or the program raised.
 
     Returns:
@@ -116,10 +114,10 @@ def write_dossier(
         files[f"kernel{kernel_source[0]}"] = (meaning, kernel_source[1].encode("utf-8", "replace"))
     told: dict[str, Any] = {"code": script.source, "problems": script.problems, "graph": graph_text(case.graph)}
     if shown is not None:
-        told = {"code": shown.short.text, "output": shown.output}
+        told = {"code": shown.text, "output": shown.output}
     report = report_text(
         finding,
-        versions=versions,
+        versions=versions(),
         files={name: meaning for name, (meaning, _) in files.items()},
         log=log,
         neighbour=neighbour,
@@ -144,12 +142,12 @@ def _long_files(case: Case, script: Script) -> _Files:
     return files
 
 
-def _files_of(finding: Finding, shown: Shown | None) -> _Files:
+def _files_of(finding: Finding, shown: Short | None) -> _Files:
     """What is in every folder, and a short repro with what it reads and printed."""
     files: _Files = {"test_repro.py": ("the same as a test", TEST.encode())}
     files["finding.json"] = ("what was found", finding_json(finding))
     if shown is not None:
-        files |= {name: ("what repro.py reads", data) for name, data in shown.short.written().items()}
+        files |= {name: ("what repro.py reads", data) for name, data in shown.written().items()}
         files["output.txt"] = ("what it printed", shown.output.encode())
     return files
 
@@ -185,18 +183,10 @@ def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
         raise
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A short repro that has shown its fault in a process of its own, and what it printed there."""
-
-    short: Short
-    output: str
-
-
 def write_proof(
     folder: Path,
     finding: Finding,
-    shown: Shown | None = None,
+    shown: Short | None = None,
     *,
     code: str | None = None,
     files: Mapping[str, str] | None = None,
@@ -225,7 +215,7 @@ def first_shown(
     *,
     long_form: Callable[[], bool] | None = None,
     timeout_s: float = 300.0,
-) -> Shown | None:
+) -> Short | None:
     """The first of these scripts that shows its fault alone in an empty folder, and whose control shows none.
 
     None where none does.
@@ -246,13 +236,39 @@ def first_shown(
         log.info(
             "a short repro of %d lines: exit code %s, its control %s, %.300s %.300s", lines, code, right, output, said
         )
-        if code == 1 and right == 0:
-            return Shown(short, output.replace(folder + os.sep, ""))
-        if code == 0 and long_form is not None:
+        if code == EXIT_FOUND and right == EXIT_OK:
+            return replace(short, output=output.replace(folder + os.sep, ""))
+        if code == EXIT_OK and long_form is not None:
             if not long_form():
                 return None
             long_form = None
     return None
+
+
+def shown_or_long(
+    candidates: Iterable[Short],
+    stage: Stage,
+    long_form: Callable[[], tuple[int | None, list[str]]],
+    *,
+    long_first: bool = False,
+) -> tuple[Short | None, int | None, list[str]]:
+    """The first script that shows its fault alone; else how the long form does: its exit code, and what it lacks.
+
+    Args:
+        long_form: writes it and runs it; done once at most.
+        long_first: before any script.
+    """
+    asked: list[tuple[int | None, list[str]]] = []
+
+    def fails() -> bool:
+        asked.append(long_form())
+        return asked[-1][0] != EXIT_OK
+
+    shown = None
+    if not long_first or fails():
+        shown = first_shown(candidates, stage, long_form=None if asked else fails)
+    code, problems = (EXIT_FOUND, []) if shown is not None else asked[0] if asked else long_form()
+    return shown, code, problems
 
 
 def run_repro(folder: Path, stage: Stage = "unknown", *, timeout_s: float = 300.0) -> int:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
 import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch.fx import Node
 
-from graphprobe.engine.naming import source_of
+from graphprobe.engine.naming import LINE, source_of
 
 _OTHERS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, np.__file__))
 _OWN = str(Path(__file__).parents[2]) + os.sep
@@ -28,18 +29,14 @@ FRAMES = 8
 LAYERS = os.path.join("torch", "nn", "")
 """Whose functions and modules call what their names say."""
 
-FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
-
-class FramePlace(msgspec.Struct, frozen=True):
-    """Where a frame is: its function, and the expression in it that runs; columns are -1 where they are unknown."""
+class FramePlace(NamedTuple):
+    """Where a frame is: its function, and the expression in it that runs; -1 where its column is not known."""
 
     file: str
     line: int
-    end_line: int = -1
-    column: int = -1
-    end_column: int = -1
-    function: str = ""
+    column: int
+    function: str
 
     @property
     def source(self) -> str:
@@ -67,32 +64,14 @@ def places_of(frame: FrameType | None, until: CodeType) -> list[FramePlace]:
 
 
 def _place_in(code: CodeType, at: int, line: int) -> FramePlace:
-    start, end, column, end_column = _position(code, at)
-    return FramePlace(code.co_filename, start or line, end, column, end_column, code.co_qualname)
-
-
-def _position(code: CodeType, at: int) -> tuple[int, int, int, int]:
-    for number, position in enumerate(code.co_positions()):
-        if number == at // 2:
-            line, *rest = position
-            return (line or 0, *(-1 if value is None else value for value in rest))  # type: ignore[return-value]
-    return 0, -1, -1, -1
-
-
-def node_places(node: Node) -> list[FramePlace]:
-    """The user's frames that a node comes from, the innermost first."""
-    return _told(node.stack_trace or "")
-
-
-def _told(trace: str) -> list[FramePlace]:
-    found = FRAME.findall(trace)
-    return [FramePlace(f, int(line), function=name) for f, line, name in reversed(found) if is_users(f)]
+    start, _, column, _ = next(itertools.islice(code.co_positions(), at // 2, None), (None, None, None, None))
+    return FramePlace(code.co_filename, start or line, -1 if column is None else column, code.co_qualname)
 
 
 def users_source(node: Node) -> str | None:
     """`file:line` of the user's innermost line that made a node."""
-    places = node_places(node)
-    return places[0].source if places else source_of(node)
+    places = [f"{file}:{line}" for file, line in LINE.findall(node.stack_trace or "") if is_users(file)]
+    return places[-1] if places else source_of(node)
 
 
 def text_raised(error: BaseException) -> str:

@@ -30,14 +30,12 @@ from graphprobe.engine.forked_child import Board, Outcome, answer, end_with_pare
 from graphprobe.engine.replay import set_state
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import capture, safetensors_bytes
-from graphprobe.internals.aot_backends import aot_arguments, aot_autograd, registered
+from graphprobe.internals.aot_backends import registered
 from graphprobe.internals.names import require
 from graphprobe.probe.frames.recorder import torch_state
 from graphprobe.probe.frames.replaying import configured, values_of
 from graphprobe.program_text import loading
-from graphprobe.program_text.libraries import RebuildCall
 from graphprobe.program_text.plain_values import Unwritable
-from graphprobe.program_text.program import TextProgram
 from graphprobe.program_text.text import placed_text
 from graphprobe.store.frame_record import PROGRAM, RECORD, VALUES
 from graphprobe.store.schema import is_json
@@ -61,11 +59,10 @@ class NotSaved(Exception):
 
 
 class Generators(msgspec.Struct, frozen=True):
-    """The states of the random generators of Python, NumPy and torch."""
+    """The states of the random generators of Python and NumPy."""
 
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[bytes, int, int, float] | None
-    torch: bytes
 
     @classmethod
     def now(cls) -> Generators:
@@ -74,7 +71,7 @@ class Generators(msgspec.Struct, frozen=True):
         state: Any = np.random.get_state()  # a dict where a program has put another generator in its place
         known = isinstance(state, tuple) and state[0] == "MT19937"
         numpy = (state[1].tobytes(), *state[2:5]) if known else None
-        return cls((version, tuple(numbers), following), numpy, torch.get_rng_state().numpy().tobytes())
+        return cls((version, tuple(numbers), following), numpy)
 
     def put_in_place(self) -> None:
         """Make them those of this process."""
@@ -82,17 +79,16 @@ class Generators(msgspec.Struct, frozen=True):
         if self.numpy is not None:
             words, position, has_gauss, gauss = self.numpy
             np.random.set_state(("MT19937", np.frombuffer(words, np.uint32), position, has_gauss, gauss))
-        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
 
 
 class SavedProgram(msgspec.Struct, frozen=True):
     """What is not in the text of a program: torch's state around it, as the file `RECORD` has it."""
 
     settings: dict[str, Any]  # as in the record of a frame
-    state: dict[str, Any]  # random generators of devices, and settings, as `engine.values` has them
+    state: dict[str, Any]  # random generators of torch, and settings, as `engine.values` has them
     plain: dict[str, Any]  # other fields of the program
     config: dict[str, dict[str, Any]]  # changed settings of torch that are plain values, by package and dotted name
-    generators: Generators  # the states of the random generators
+    generators: Generators
 
 
 class StepRequest(msgspec.Struct, frozen=True):
@@ -212,16 +208,6 @@ def requested(
     )
 
 
-class _WithBackends(TextProgram):
-    """Tells backends that AOTAutograd wraps by what they were given, too."""
-
-    def describe(self, value: Any, entry: dict[str, Any], path: str) -> dict[str, Any] | None:
-        arguments = aot_arguments(value)
-        if arguments is None:
-            return super().describe(value, entry, path)
-        return self._encoder.call(RebuildCall(aot_autograd(), (), arguments), entry, path)
-
-
 def save(program: Program, compilation: Compilation, folder: Path) -> None:
     """Write the program, and what torch was told, into a folder.
 
@@ -230,7 +216,7 @@ def save(program: Program, compilation: Compilation, folder: Path) -> None:
         OSError: as the operating system gives it.
     """
     changed = changed_settings()
-    state, lost = torch_state(changed.dynamo)
+    state, lost = torch_state(changed.configs["dynamo"])
     if lost or changed.unsaved:
         raise Unwritable("; ".join([*lost, *changed.unsaved]))
     backend = compilation.backend
@@ -242,7 +228,7 @@ def save(program: Program, compilation: Compilation, folder: Path) -> None:
         "inductor_settings": dict(compilation.inductor_settings),
         "hooks": {name: hook.live for name, hook in changed.hooks.items()},
     }
-    text = placed_text(roots, _WithBackends)
+    text = placed_text(roots)
     if text.lost:
         raise Unwritable("; ".join("{path}: {reason}".format(**entry) for entry in text.lost[:3]))
     used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
@@ -251,7 +237,7 @@ def save(program: Program, compilation: Compilation, folder: Path) -> None:
         settings=state,
         state=captured.doc,
         plain={"grad": program.grad, "seed": program.seed, "effects": program.effects},
-        config={"inductor": changed.inductor, "functorch": changed.functorch},
+        config={package: changed.configs[package] for package in ("inductor", "functorch")},
         generators=Generators.now(),
     )
     kept = {name: value for name, value in captured.tensors.items() if name.startswith("rng.")}

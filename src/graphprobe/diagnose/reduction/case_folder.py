@@ -7,16 +7,14 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.writer import Shown, write_dossier
+from graphprobe.diagnose.dossier.short import Short
+from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.exceptions import Culprit
-from graphprobe.diagnose.reduction.edits import Recipe
-from graphprobe.diagnose.settings import versions
 from graphprobe.engine.naming import module_of, op_of, source_of
 from graphprobe.engine.subgraph import CALLS, is_item
 from graphprobe.errors import UsageError
@@ -25,7 +23,7 @@ from graphprobe.store.files import read_file, replace_file
 from graphprobe.store.schema import UNREADABLE
 
 ORIGINAL, REPRO, JOURNAL = "original", "repro", "journal.jsonl"
-STATE, BEST, NODES = "reduction.json", "best.json", "nodes.json"
+STATE, NODES = "reduction.json", "nodes.json"
 CASE_SCHEMA = 1
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -44,16 +42,6 @@ class State(msgspec.Struct, kw_only=True):
     signature: str = ""  # of the failure that is looked for; empty until it is known
     check: str | None = None
     fail_regex: str | None = None
-
-
-class Best(msgspec.Struct, kw_only=True):
-    """`best.json`: the best case so far."""
-
-    recipe: Recipe
-    digest: str
-    calls: int
-    inputs: int
-    size: tuple[int, ...]
 
 
 def is_reduction(folder: Path) -> bool:
@@ -132,8 +120,9 @@ class CaseFolder:
     def _save_original(self, case: Case) -> None:
         fresh = self.path / f".{ORIGINAL}.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        replace_file(self.path / NODES, json.dumps(_origins(case.graph)).encode())
-        write_dossier(fresh, case, finding_of(case, "the case before it was reduced"), versions=versions())
+        places = {n.name: [module_of(n), source_of(n)] for n in case.graph.graph.nodes if module_of(n) or source_of(n)}
+        replace_file(self.path / NODES, json.dumps(places).encode())
+        write_dossier(fresh, case, finding_of(case, "the case before it was reduced"))
         os.rename(fresh, self.path / ORIGINAL)
 
     def save_state(self) -> None:
@@ -146,18 +135,7 @@ class CaseFolder:
             self.state.signature = signature
             self.save_state()
 
-    def save_best(self, best: Best) -> None:
-        """Write `best.json`."""
-        replace_file(self.path / BEST, msgspec.json.encode(best) + b"\n")
-
-    def best(self) -> Best | None:
-        """What `best.json` holds; None when it cannot be read."""
-        try:
-            return msgspec.json.decode(read_file(self.path / BEST), type=Best)
-        except (OSError, *UNREADABLE):
-            return None
-
-    def save_repro(self, case: Case, finding: Finding, shown: Shown | None = None) -> list[str]:
+    def save_repro(self, case: Case, finding: Finding, shown: Short | None = None) -> list[str]:
         """Put the dossier of a case in the place of the one before; returns why it cannot be run, one line each.
 
         `shown`: a short repro that shows the fault.
@@ -166,7 +144,7 @@ class CaseFolder:
         """
         target, fresh = self.path / REPRO, self.path / f".{REPRO}.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        problems = write_dossier(fresh, case, finding, versions=versions(), shown=shown)
+        problems = write_dossier(fresh, case, finding, shown=shown)
         if not target.exists():
             os.rename(fresh, target)
         elif exchange(fresh, target):
@@ -204,10 +182,6 @@ def finding_of(case: Case, reason: str, *, rate: float = 1.0) -> Finding:
     also = list(dict.fromkeys(op_of(n) for n in calls)) if alone is None and len(calls) <= 8 else []
     found = Finding(kind=case.kind, stage="unknown", also=also, flaky_rate=rate, reason=reason)  # type: ignore[arg-type]
     return found if alone is None else Culprit.at(alone).told_in(found)
-
-
-def _origins(graph: GraphModule) -> dict[str, Any]:
-    return {n.name: [module_of(n), source_of(n)] for n in graph.graph.nodes if module_of(n) or source_of(n)}
 
 
 def origins_into(graph: GraphModule, folder: Path) -> None:

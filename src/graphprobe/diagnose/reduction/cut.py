@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphprobe.diagnose.reduction.edits.base import NotApplicable
 from graphprobe.diagnose.reduction.recording import ORIGINAL, Recording, Storages
 from graphprobe.engine.replay import computed, restore
 from graphprobe.engine.subgraph import CALLS, attribute, output_node
 from graphprobe.engine.values import CapturedValues
 
 Path = tuple[int, ...]
-
-
-class CannotCut(Exception):
-    """The calls cannot stand alone: one takes a value from outside that cannot be saved."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def cut(gm: GraphModule, keep: Collection[str], recordings: Sequence[Recording])
     It returns what nothing in it uses, and what the whole graph returns of it.
 
     Raises:
-        CannotCut: with the reason.
+        NotApplicable: the calls cannot stand alone: one takes a value from outside that cannot be saved.
     """
     return _Cutter(gm, keep, recordings).piece()
 
@@ -92,20 +89,20 @@ class _Cutter:
             numbers = tuple(r.number(node.name, position) for r in self.recordings)
             records = [r.record(node.name, k) for r, k in zip(self.recordings, numbers, strict=True)]
         except (KeyError, ValueError) as error:
-            raise CannotCut(f"{node.name} has no recorded value") from error
+            raise NotApplicable(f"{node.name} has no recorded value") from error
         return self._value(node, numbers, records, ())
 
     def _value(self, node: Node, numbers: tuple[int, ...], records: Sequence[Mapping[str, Any]], path: Path) -> Any:
         kinds = {record["kind"] for record in records}
         if len(kinds) != 1:
-            raise CannotCut(f"{node.name} is of another kind in another call: {', '.join(sorted(kinds))}")
+            raise NotApplicable(f"{node.name} is of another kind in another call: {', '.join(sorted(kinds))}")
         kind = kinds.pop()
         if kind in ("list", "tuple"):
             rows = list(zip(*(record["items"] for record in records), strict=True))
             items = [self._value(node, numbers, row, (*path, i)) for i, row in enumerate(rows)]
             return items if kind == "list" else tuple(items)
         if kind == "opaque":
-            raise CannotCut(f"{node.name}: {records[0]['reason']}")
+            raise NotApplicable(f"{node.name}: {records[0]['reason']}")
         # An int that the graph is given may be a symbol, with which a fault of dynamic shapes goes.
         given = kind == "int" and node.op == "placeholder"
         if kind == "tensor" or given or any(record != records[0] for record in records):

@@ -82,20 +82,22 @@ def compiled_calls(case: Case, backend: Callable[[], Any] | None) -> tuple[list[
     A graph that Dynamo does not trace again in one piece goes to the backend directly, as in a repro.
     """
     with contextlib.nullcontext() if case.caches else bypassed(), settings_of(case):
-        calls, raised = _compiled_via(case, backend, case.via)
+        calls, raised = _compiled(case, backend)
         refused = [r for r in (raised, *(c.raised for c in calls)) if r is not None and r.type == UNSUPPORTED]
-        if refused and case.via == "dynamo":
-            calls, raised = _compiled_via(case, backend, "aot")
+        if refused:
+            calls, raised = _compiled(case, backend, direct=True)
     return calls, raised
 
 
-def _compiled_via(case: Case, backend: Callable[[], Any] | None, via: str) -> tuple[list[Observation], Raised | None]:
+def _compiled(
+    case: Case, backend: Callable[[], Any] | None, *, direct: bool = False
+) -> tuple[list[Observation], Raised | None]:
     torch.compiler.reset()
     program = program_of(case)
     try:
         chosen = case.backend if backend is None else backend()
         compiled: Callable[..., Any]
-        if via == "aot":
+        if direct:
             compiled = directly(program.fn, {"backend": chosen})  # type: ignore[arg-type]
         else:
             compiled = torch.compile(program.fn, backend=chosen, dynamic=case.dynamic, fullgraph=True)

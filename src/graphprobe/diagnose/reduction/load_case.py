@@ -18,7 +18,8 @@ from graphprobe.diagnose.dossier.own_backend import STAND_IN, OwnBackend
 from graphprobe.diagnose.dossier.writer import EXACT
 from graphprobe.diagnose.reduction.case_folder import ORIGINAL, is_reduction, origins_into
 from graphprobe.diagnose.settings import changed_settings
-from graphprobe.engine.values import CapturedValues, capture, from_bytes
+from graphprobe.engine.replay import load
+from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import UsageError
 
 ACCEPTED = "a folder with repro.py, a folder of a reduction, or a graph of a run that was saved as .py"
@@ -66,7 +67,6 @@ def _of_dossier(folder: Path) -> Case:
     missing = [f"call{i}.inputs" for i, call in enumerate(calls) if call is None]
     if missing:
         raise UsageError(f"{folder} lacks {', '.join(missing)}", hint="The .safetensors and the .json file of each.")
-    configs = settings["configs"]
     backend = settings["backend"]
     owns = {key: OwnBackend(**facts) for key, facts in settings.get("own", {}).items()}
     own = owns.pop("backend", None)
@@ -80,10 +80,7 @@ def _of_dossier(folder: Path) -> Case:
         own_backend=own,
         dynamic=settings["dynamic"],
         grad=settings["grad"],
-        inductor_config=configs.get("inductor", {}),
-        functorch_config=configs.get("functorch", {}),
-        dynamo_config=configs.get("dynamo", {}),
-        via=settings.get("via", "dynamo"),
+        configs=settings["configs"],
         hooks=owns,
         unsaved_settings=tuple(settings.get("unsaved", ())),
     )
@@ -99,20 +96,12 @@ def case_from_graph(file: Path) -> Case:
     inputs = inputs or _made_up(module, file)
     eager = bool(re.search(r"\beager=True\)", text))
     wants = any(record.get("requires_grad") for record in inputs.doc["values"])
-    return Case(
-        _built(module, file),
-        [inputs],
-        "wrong_value",
-        grad=eager and wants,
-        **changed_settings().of_case(),
-    )
+    return Case(_built(module, file), [inputs], "wrong_value", grad=eager and wants, **changed_settings().of_case())
 
 
 def _values(folder: Path, stem: str) -> CapturedValues | None:
-    values, records = folder / f"{stem}.safetensors", folder / f"{stem}.json"
-    if not (values.is_file() and records.is_file()):
-        return None
-    return from_bytes(values.read_bytes(), records.read_bytes())
+    found = load(folder, stem)
+    return None if found is None else CapturedValues(found[1], found[0])
 
 
 def _made_up(module: ModuleType, file: Path) -> CapturedValues:

@@ -17,12 +17,10 @@ from graphprobe.diagnose.dossier.proof_run import run_group
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import finding_of
-from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable
 from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import FxCandidate
 from graphprobe.diagnose.reduction.service import Job, Service, limit, uses_cuda, warm_up
-from graphprobe.diagnose.settings import versions
 from graphprobe.engine.worker import Worker
 from graphprobe.internals import after_fork
 from graphprobe.reduce.outcome import Answer, OracleVerdict
@@ -70,10 +68,9 @@ class CompilerOracle:
         self.longest_s = 0.0
         self._hung: dict[str, Answer] = {}
         after_fork.preload()
-        original = service.problem_of_original()
-        case, whole = original.case, original.whole()
+        case, whole = service.original.case, service.original.whole()
         self._original = whole.digest if whole is not None else ""
-        warm = not uses_cuda(original)
+        warm = not uses_cuda(service.original)
 
         def start() -> None:
             limit(None)
@@ -147,10 +144,10 @@ class CommandOracle:
         started = time.monotonic()
         try:
             case = candidate.problem.case_of(candidate.recipe)
-        except (CannotCut, NotApplicable) as error:
+        except NotApplicable as error:
             return unresolved(f"it cannot be built: {error}")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
-            problems = write_dossier(Path(parent) / "case", case, finding_of(case, ""), versions=versions())
+            problems = write_dossier(Path(parent) / "case", case, finding_of(case, ""))
             if problems:
                 return unresolved("; ".join(problems))
             answer = self._run(Path(parent) / "case", case)

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.reduction.cut import CannotCut, Piece, cut, inputs_of, is_opaque, record_of
+from graphprobe.diagnose.reduction.cut import Piece, cut, inputs_of, is_opaque, record_of
 from graphprobe.diagnose.reduction.edits import PASSES, EditPass, NotApplicable, Recipe, size_of
 from graphprobe.diagnose.reduction.edits.measure import sharing
 from graphprobe.diagnose.reduction.recording import Recording, record
@@ -101,15 +101,6 @@ class Problem:
         case = replace(case, graph=graph)
         return cls(case, record(case, timeout_s=timeout_s))
 
-    def rebased(self, recipe: Recipe, *, timeout_s: float) -> Problem:
-        """A piece as a problem of its own, so that edited calls can be left out.
-
-        Raises:
-            UsageError, CannotCut, NotApplicable: it cannot be built or run.
-        """
-        case = self.case_of(recipe)
-        return Problem(case, record(case, timeout_s=timeout_s), recipe)
-
     def unit_of(self, name: str) -> int | None:
         """The number of the unit that holds this node."""
         return next((i for i, group in enumerate(self._groups) if any(n.name == name for n in group)), None)
@@ -130,7 +121,7 @@ class Problem:
         candidate = FxCandidate(self, recipe)
         try:
             _ = candidate.graph
-        except (CannotCut, NotApplicable):
+        except NotApplicable:
             return None
         return candidate
 
@@ -139,14 +130,14 @@ class Problem:
         return recipe.calls if recipe.calls is not None else tuple(range(len(self.recordings)))
 
     def piece(self, recipe: Recipe) -> Piece:
-        """The piece before any edit; raises CannotCut."""
+        """The piece before any edit; raises NotApplicable."""
         return cut(self.case.graph, set(recipe.keep), self.recordings)
 
     def build(self, recipe: Recipe, *, fresh: bool = True) -> tuple[GraphModule, list[list[Any]]]:
         """A piece's graph, and its inputs for each call; `fresh` as for `inputs_of`.
 
         Raises:
-            CannotCut, NotApplicable: it cannot be built.
+            NotApplicable: it cannot be built.
         """
         piece = self.piece(recipe)
         graph, calls = piece.graph, [inputs_of(piece, self.recordings, c, fresh=fresh) for c in self.calls_of(recipe)]
@@ -195,7 +186,7 @@ def _groups(gm: GraphModule, recordings: Sequence[Recording]) -> list[list[Node]
     owner: dict[Node, Node] = {}
     groups: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
-        if node.op not in CALLS or not _ran(node, recordings):
+        if node.op not in CALLS or not any(node.name in r.snapshots or node.name == r.failed for r in recordings):
             continue
         tied = (
             node.args[0] if is_item(node) else next((n for n in node.all_input_nodes if _opaque(n, recordings)), None)
@@ -206,10 +197,6 @@ def _groups(gm: GraphModule, recordings: Sequence[Recording]) -> list[list[Node]
             owner[node] = node
         groups.setdefault(owner[node], []).append(node)
     return list(groups.values())
-
-
-def _ran(node: Node, recordings: Sequence[Recording]) -> bool:
-    return any(node.name in r.snapshots or node.name == r.failed for r in recordings)
 
 
 def _opaque(node: Node, recordings: Sequence[Recording]) -> bool:

@@ -17,7 +17,7 @@ from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
-from graphprobe.internals.tensors import has_levels
+from graphprobe.internals.tensors import has_levels, tree_leaves, tree_map
 
 ORIGINAL = -1
 """In place of a snapshot's number: the value that the case was called with."""
@@ -72,26 +72,19 @@ class _Recorder(Interpreter):
         number = ORIGINAL if original else len(self.kept)
         self.snapshots.setdefault(name, []).append((self.position, number))
         if not original:
-            self.kept.append(_with_gradients(value))
+            self.kept.append(tree_map(_with_gradients, value))
 
 
 def versions(value: Any) -> tuple[int, ...]:
     """Counts of the writes to the memory of a value's tensors."""
-    if isinstance(value, torch.Tensor):
-        return (value._version,) if not value.is_inference() else (0,)
-    if isinstance(value, (list, tuple)):
-        return tuple(v for item in value for v in versions(item))
-    return ()
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def _with_gradients(value: Any) -> Any:
-    """A copy that requires gradients where the value does."""
-    if isinstance(value, torch.Tensor):
-        fresh: torch.Tensor = copied(value)
-        return fresh.requires_grad_(value.requires_grad) if fresh is not value else fresh
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)([_with_gradients(item) for item in value])
-    return value
+    """A copy of a tensor that requires gradients where it does."""
+    made = copied(value) if isinstance(value, torch.Tensor) else value
+    return made.requires_grad_(value.requires_grad) if made is not value else value
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from typing import Any
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.dossier.long import owns_of
-from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.short import short_repros
 from graphprobe.diagnose.dossier.writer import first_shown, run_repro
 from graphprobe.diagnose.reduction import signature as sign
-from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO, Best, CaseFolder, State, finding_of
+from graphprobe.diagnose.reduction.case_folder import JOURNAL, REPRO, CaseFolder, State, finding_of
 from graphprobe.diagnose.reduction.oracle import CommandOracle, CompilerOracle
 from graphprobe.diagnose.reduction.problem import FxCandidate, Problem, combined, shrinks_for
 from graphprobe.diagnose.reduction.service import Service, allowed_differences
@@ -78,7 +77,7 @@ class CaseReduction:
 
 
 class _Saver:
-    """Keeps the best case on disk: its recipe at once, its repro as soon as the one that is there is old."""
+    """Keeps the repro of the best case on disk, written as soon as the one that is there is old."""
 
     def __init__(self, folder: CaseFolder, problem: Problem) -> None:
         self.folder, self.problem = folder, problem
@@ -101,15 +100,6 @@ class _Saver:
     def on_best(self, candidate: FxCandidate) -> None:
         """Take note of a new best case."""
         self.best = candidate
-        self.folder.save_best(
-            Best(
-                recipe=candidate.recipe,
-                digest=candidate.digest,
-                calls=candidate.calls,
-                inputs=len(candidate.inputs),
-                size=candidate.size,
-            )
-        )
         if time.monotonic() - self._when > STALE_S:
             self.write()
 
@@ -139,14 +129,7 @@ class _Saver:
         if self.case is None or self.finding is None:
             return False
         parts = ("outputs", "inputs", "gradients")
-        scripts = short_repros(
-            self.case,
-            reference_of(self.case),
-            self.finding,
-            parts=parts,
-            title=title_of(self.finding),
-            took_s=took_s,
-        )
+        scripts = short_repros(self.case, reference_of(self.case), self.finding, parts=parts, took_s=took_s)
         shown = first_shown(scripts, self.finding.stage)
         if shown is not None:
             self.problems = self.folder.save_repro(self.case, self.finding, shown)
@@ -246,13 +229,7 @@ def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
 
 
 def _finished(
-    reduction: Reduction[FxCandidate],
-    saver: _Saver,
-    before: int,
-    *,
-    run: bool,
-    took_s: float,
-    by_command: bool,
+    reduction: Reduction[FxCandidate], saver: _Saver, before: int, *, run: bool, took_s: float, by_command: bool
 ) -> CaseReduction:
     code: int | None = None
     folder = saver.folder.path

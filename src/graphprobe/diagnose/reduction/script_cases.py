@@ -13,14 +13,14 @@ import torch
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend, shown_name, why_no_text
+from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend, shown_name
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.reduce_case import TIMEOUT_S
 from graphprobe.diagnose.reduction.service import Job, Service
-from graphprobe.diagnose.settings import changed_settings, versions
+from graphprobe.diagnose.settings import changed_settings
 from graphprobe.engine.memory import free_memory
 from graphprobe.engine.replay import synthetic
 from graphprobe.engine.values import capture
@@ -44,14 +44,15 @@ def copy_of(gm: GraphModule) -> GraphModule:
 
 def case_of(graph: GraphModule, values: Sequence[Any], backend: GraphBackend, *, grad: bool) -> Case:
     """A case of one call; `grad`: gradients are on, so that the backward belongs to it where something asks for it."""
-    dynamic = any(isinstance(v, torch.SymInt) for v in values) or any(_is_symbolic(n) for n in graph.graph.nodes)
+    formal = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+    dynamic = any(isinstance(v, torch.SymInt) for v in (*values, *formal))
     with quiet():
         inputs = capture(list(values))
     changed = changed_settings().with_inductor(backend.settings)
-    for name in [name for name in changed.dynamo if name.startswith("repro_")]:
-        del changed.dynamo[name]
+    for name in [name for name in changed.configs["dynamo"] if name.startswith("repro_")]:
+        del changed.configs["dynamo"][name]
     chosen = backend.name or backend.compile
-    own, why = own_backend(chosen), why_no_text(chosen)
+    own, why = own_backend(chosen)
     state = [*graph.parameters(), *graph.buffers()]
     return Case(
         graph,
@@ -64,10 +65,6 @@ def case_of(graph: GraphModule, values: Sequence[Any], backend: GraphBackend, *,
         grad=grad and any(isinstance(v, torch.Tensor) and v.requires_grad for v in (*values, *state)),
         **changed.of_case(),
     )
-
-
-def _is_symbolic(node: torch.fx.Node) -> bool:
-    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
 
 
 def made_up(values: Sequence[Any]) -> list[Any]:
@@ -120,7 +117,7 @@ def tried(
 
 def maker_of(backend: GraphBackend) -> Any:
     """What makes the backend anew; None where its name says all."""
-    if backend.name is not None and own_backend(backend.name) is None:
+    if backend.name is not None and own_backend(backend.name)[0] is None:
         return None
     named = _named(backend.compile, shown_name(backend.name or backend.compile))
     return lambda: named
@@ -144,7 +141,7 @@ def reduced_elsewhere(case: Case, folder: Path, *, timeout_s: float | None, fail
     The case itself goes to `<folder>-case`.
     """
     dossier = folder.with_name(f"{folder.name}-case")
-    write_dossier(dossier, case, finding_of(case, "the case before it was reduced"), versions=versions())
+    write_dossier(dossier, case, finding_of(case, "the case before it was reduced"))
     command = [sys.executable, "-m", "graphprobe", "reduce", str(dossier), "-o", str(folder)]
     command += ["--timeout", f"{timeout_s or TIMEOUT_S:g}"] + (["--fail-regex", fail_regex] if fail_regex else [])
     return subprocess.run(command, capture_output=True, check=False).returncode

@@ -20,10 +20,10 @@ from torch.fx import symbolic_trace
 
 from graphprobe.diagnose.check_case import allowed, reference_of
 from graphprobe.diagnose.reduction import signature as sign
-from graphprobe.diagnose.reduction.cut import CannotCut
 from graphprobe.diagnose.reduction.edits import NotApplicable, Recipe
 from graphprobe.diagnose.reduction.judge import UNCOMPILED, Question, judge, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
+from graphprobe.diagnose.reduction.recording import record
 from graphprobe.engine.forked_child import Outcome, isolated
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
@@ -53,33 +53,29 @@ class Service:
         self, problem: Problem, *, memory_bytes: int | None = None, backend: Callable[[], Any] | None = None
     ) -> None:
         self.memory_bytes, self.backend = memory_bytes, backend
+        self.original = problem
         self._problems: dict[Recipe | None, Problem] = {None: problem}
 
     def handle(self, job: bytes) -> bytes:
         """The answer to a job, both as JSON."""
         return msgspec.json.encode(self.answer(msgspec.json.decode(job, type=Job)))
 
-    def problem_of_original(self) -> Problem:
-        """What the reduction began with."""
-        return self._problems[None]
+    def problem_based_on(self, base: Recipe | None, *, timeout_s: float) -> Problem:
+        """A piece as a problem of its own, so that edited calls can be left out; None: the original.
 
-    def problem_of(self, recipe: Recipe, *, timeout_s: float) -> Problem:
-        """What the recipe takes pieces of: the original problem, or one made of an edited piece of it."""
-        if recipe.base is None:
-            return self._problems[None]
-        return self.problem_based_on(recipe.base, timeout_s=timeout_s)
-
-    def problem_based_on(self, base: Recipe, *, timeout_s: float) -> Problem:
-        """A piece as a problem of its own; raises UsageError, CannotCut, NotApplicable."""
-        if base not in self._problems:
-            self._problems[base] = self.problem_of(base, timeout_s=timeout_s).rebased(base, timeout_s=timeout_s)
+        Raises:
+            UsageError, NotApplicable: it cannot be built or run.
+        """
+        if base is not None and base not in self._problems:
+            case = self.problem_based_on(base.base, timeout_s=timeout_s).case_of(base)
+            self._problems[base] = Problem(case, record(case, timeout_s=timeout_s), base)
         return self._problems[base]
 
     def answer(self, job: Job) -> Answer:
         """Judge a piece in a child process."""
         try:
-            problem = self.problem_of(job.recipe, timeout_s=job.timeout_s)
-        except (UsageError, CannotCut, NotApplicable) as error:
+            problem = self.problem_based_on(job.recipe.base, timeout_s=job.timeout_s)
+        except (UsageError, NotApplicable) as error:
             return unresolved(f"it cannot be built: {error}")
         phase = mmap.mmap(-1, 1)
 
@@ -91,7 +87,7 @@ class Service:
             limit(self.memory_bytes)
             try:
                 case = problem.case_of(job.recipe)
-            except (CannotCut, NotApplicable) as error:
+            except NotApplicable as error:
                 return unresolved(f"it cannot be built: {error}")
             return judge(case, job.question, tell, backend=self.backend)
 

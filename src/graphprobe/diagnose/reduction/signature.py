@@ -35,7 +35,7 @@ def of_exception(raised: Raised, *, compiling: bool) -> str:
         compiling: it comes from a compilation.
     """
     kind: Kind = "crash_compile" if compiling else "crash_runtime"
-    if is_memory(raised):
+    if _MEMORY.search(f"{raised.type}: {raised.message}"):
         return f"{kind} {MEMORY}"
     text = _ANSI.sub("", raised.message)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -57,11 +57,6 @@ def normalised(text: str) -> str:
     text = _GENERATED.sub("NAME", text)
     text = _FLOAT.sub("N", text)
     return re.sub(r"\s+", " ", text)[:LONGEST]
-
-
-def is_memory(raised: Raised) -> bool:
-    """Whether the exception says that memory ran out."""
-    return bool(_MEMORY.search(f"{raised.type}: {raised.message}"))
 
 
 def of_death(signal: str | None) -> str:

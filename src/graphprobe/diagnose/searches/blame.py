@@ -20,7 +20,7 @@ from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.local import LocalError, Suspect, comparable
 from graphprobe.diagnose.program import Program
-from graphprobe.diagnose.rungs import DynamoGraph, RungReport, Watch, aot_rung, dynamo_rung, run_program, stage_rung
+from graphprobe.diagnose.rungs import DynamoGraph, Watch, graphs_rung, run_program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing, isolated
 from graphprobe.engine.interpret import plain_value, run_graph
@@ -31,22 +31,12 @@ from graphprobe.findings import kind_of_death
 from graphprobe.internals.tensors import tree_map
 from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import ObservationRecord, read
+from graphprobe.judge.stage_table import GRAPHS
 
 CRASHES = (*RAISED, *DEATHS)
 
 MOST_CALLS = 8
 """Calls of one function that are tried by themselves."""
-
-
-def rung_backend(stage: str, watch: Watch, compilation: Compilation) -> Any:
-    """The backend that adds `stage`."""
-    if stage == "dynamo":
-        return dynamo_rung(watch)
-    if stage == "aot":
-        return aot_rung(watch)
-    if stage in ("decomposition", "pre_grad", "joint", "post_grad"):
-        return stage_rung(watch, stage)
-    return compilation.backend
 
 
 def isolated_suspects(
@@ -109,7 +99,8 @@ class _NodeSearch:
         made, inputs, owners = isolated_calls(self.graph.graph, nodes, self.values)
         differences = self._differences(made, inputs)
         if differences is None or (any(d.where == "" for d in differences) and len(nodes) > 1):
-            return self._halves(nodes)
+            middle = len(nodes) // 2
+            return [*self.wrong(nodes[:middle]), *self.wrong(nodes[middle:])] if middle else []
         return [(_owner(d, nodes, owners), d) for d in differences]
 
     def beginning(self) -> list[tuple[Node, Difference]]:
@@ -145,16 +136,12 @@ class _NodeSearch:
         calls = [read(record) for record in msgspec.convert(outcome.value, list[ObservationRecord])]
         return [d for d in compare(reference, calls) if d.certain]
 
-    def _halves(self, nodes: list[Node]) -> list[tuple[Node, Difference]]:
-        middle = len(nodes) // 2
-        return [*self.wrong(nodes[:middle]), *self.wrong(nodes[middle:])] if middle else []
-
 
 def _run(case: Case, stage: str, compilation: Compilation) -> list[ObservationRecord]:
-    report = RungReport()
     program = Program(case.graph, [(call.restore(), {}) for call in case.calls], grad=bool(case.grad))
-    run_program(program, compilation, rung_backend(stage, Watch(), compilation), report)
-    return report.calls
+    point: Any = "partition" if stage == "decomposition" else stage
+    backend = graphs_rung(Watch(), point) if point in GRAPHS else compilation.backend
+    return run_program(program, compilation, backend).calls
 
 
 def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, int]]) -> Node:

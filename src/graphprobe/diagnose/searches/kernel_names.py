@@ -107,7 +107,7 @@ def faulty_launches(mixed: MixedGraph, inputs: Sequence[Any], judge: Judge) -> M
     before = mixed.runs
     report.problem = search.find()
     for at, runs in search.found:
-        launch, error = mixed.launches[at], search.all_but(at)
+        launch, error = mixed.launches[at], search.error([other for other in search.usable if other != at])
         io, wrong = launch.io, error.answer == "worse"
         report.found.append(FaultyLaunch(at, io.name, io.line, launch.how, launch.sources, runs, wrong, error.z))
     report.runs = mixed.runs - before
@@ -118,23 +118,20 @@ def faulty_launches(mixed: MixedGraph, inputs: Sequence[Any], judge: Judge) -> M
 class _KernelSearch:
     def __init__(self, mixed: MixedGraph, inputs: Sequence[Any], judge: Judge) -> None:
         self._mixed, self._inputs, self._judge = mixed, inputs, judge
-        self._usable: list[int] = []
+        self.usable: list[int] = []
         self.found: list[tuple[int, int]] = []
         """Position, and runs it took."""
 
     def _run(self, replaced: Collection[int], *, forgiving: bool = False) -> MixedRun:
         return self._mixed.run(self._inputs, replaced, forgiving=forgiving)
 
-    def _error(self, replaced: Collection[int], *, forgiving: bool = False) -> LocalError:
+    def error(self, replaced: Collection[int], *, forgiving: bool = False) -> LocalError:
+        """What is wrong with these launches replaced."""
         return self._judge(self._run(replaced, forgiving=forgiving))
 
     def _wrong(self, prefix: int) -> bool:
         """Whether the outputs are wrong with the first `prefix` launches, and what was found, replaced."""
-        return self._error({*self._usable[:prefix], *(at for at, _ in self.found)}).answer == "worse"
-
-    def all_but(self, position: int) -> LocalError:
-        """What is wrong with every launch replaced but one."""
-        return self._error([at for at in self._usable if at != position])
+        return self.error({*self.usable[:prefix], *(at for at, _ in self.found)}).answer == "worse"
 
     def find(self) -> str:
         """Fill `found`, the last launch first; returns what stood in the way."""
@@ -144,10 +141,10 @@ class _KernelSearch:
         baseline = self._judge(plain)
         if baseline.answer != "worse":
             return f"the outputs of the graph are not wrong: {baseline.answer} {baseline.reason}".rstrip()
-        replaced = self._error(range(len(self._mixed.launches)), forgiving=True)
-        self._usable = [at for at, launch in enumerate(self._mixed.launches) if launch.how != "no"]
+        replaced = self.error(range(len(self._mixed.launches)), forgiving=True)
+        self.usable = [at for at, launch in enumerate(self._mixed.launches) if launch.how != "no"]
         if replaced.answer == "worse":
-            if len(self._usable) < len(self._mixed.launches):
+            if len(self.usable) < len(self._mixed.launches):
                 return f"the outputs are wrong with every launch that can be replaced, too: {replaced.reason}"
             if replaced.kind in FORMS:
                 return f"the outputs are wrong whatever the launches compute: {replaced.reason}"
@@ -157,11 +154,11 @@ class _KernelSearch:
                 f"the outputs are wrong with every launch replaced, too ({replaced.reason}): "
                 f"not the text of the loops is to blame, but {loops}how the buffers share memory"
             )
-        right = len(self._usable)
+        right = len(self.usable)
         while right > 0 and len(self.found) < MOST_FAULTS:
             before = self._mixed.runs
             right = bisect_left(range(1, right), True, key=lambda prefix: not self._wrong(prefix))
-            self.found.append((self._usable[right], self._mixed.runs - before))
+            self.found.append((self.usable[right], self._mixed.runs - before))
             if not self._wrong(0):
                 return ""
         return MORE

@@ -1,9 +1,9 @@
-"""The program's own operators, held against their fake kernels and schemas on the arguments of its calls."""
+"""The program's own operators, held against fake kernels and schemas on the arguments of its calls, with proofs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,18 @@ from typing import Any
 import torch
 
 from graphprobe.diagnose import notes
-from graphprobe.diagnose.dossier.registration_proof import prove_registration
+from graphprobe.diagnose.dossier.plain import PlainInputs
+from graphprobe.diagnose.dossier.short import Short
+from graphprobe.diagnose.dossier.template import check_text, script_of
 from graphprobe.diagnose.dossier.whole_proof import PROGRAM_S
+from graphprobe.diagnose.dossier.writer import first_shown, write_proof
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program, tensors_of
+from graphprobe.diagnose.prove import free_folder
 from graphprobe.diagnose.rungs import RungReport, run_program
 from graphprobe.diagnose.settings import Compilation, line_of_caller
-from graphprobe.engine.values import equal_bits
+from graphprobe.engine.values import capture, equal_bits
+from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, in_words, told_more
 from graphprobe.internals.caches import caches_renewed
 from graphprobe.internals.operators.eager_ops import in_backward
@@ -34,6 +39,10 @@ from graphprobe.internals.operators.registrations import (
 )
 from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.judge.judging import Difference
+from graphprobe.probe.formats.literals import Unreproducible
+from graphprobe.program_text.plain_values import Unwritable
+from graphprobe.program_text.program import TextProgram
+from graphprobe.program_text.text import program_text
 
 HINT = re.compile(r"This error most often comes from .*?opcheck to test your custom op", re.DOTALL)
 """What torch says where compiled code meets a result other than promised."""
@@ -43,6 +52,9 @@ MOST_OPERATORS = 4
 
 OF_SCHEMA = ("promises to leave", "promises memory of its own")
 """How promises begin that the schema makes, and not the fake kernel."""
+
+RESERVED = dict.fromkeys(("expected", "actual", "sys", "os", "runpy"))
+TESTS = '("test_schema", "test_faketensor")'
 
 
 def disagreements(program: Program) -> list[tuple[Finding, OperatorCall]]:
@@ -204,6 +216,68 @@ class OperatorCall:
         )
 
 
+class _Alone(TextProgram):
+    told_alone = True  # a custom operator reads its annotations, which are its schema
+
+
+def prove_registration(
+    finding: Finding, parent: Path, fn: Any, op: Overload, args: list[Any], kwargs: dict[str, Any]
+) -> None:
+    """Write a script that holds the operator against its registration; the finding has its folder if it fails alone.
+
+    `fn`: the program, which calls the operator with these arguments.
+    """
+    shown = first_shown(_scripts(finding, fn, op, args, kwargs))
+    if shown is not None:
+        folder = free_folder(parent, finding)
+        finding.dossier, finding.proof = str(folder), "piece"
+        write_proof(folder, finding, shown)
+
+
+def _scripts(finding: Finding, fn: Any, op: Overload, args: list[Any], kwargs: dict[str, Any]) -> Iterator[Short]:
+    """Scripts with the program as text, and with the file that defines the operator."""
+    for define in (partial(_as_text, fn), partial(_from_file, finding, op)):
+        try:
+            imports, definition = define()
+            yield _script(finding, op, args, kwargs, imports, definition)
+        except (GraphprobeError, Unwritable, Unreproducible, OSError, ValueError, TypeError, RuntimeError):
+            continue
+
+
+def _as_text(fn: Any) -> tuple[list[str], str]:
+    text = program_text({"fn": type(fn) if isinstance(fn, torch.nn.Module) else fn}, reserved=RESERVED, program=_Alone)
+    if text.files or text.stored:
+        raise Unwritable("it needs more files")
+    return sorted({*text.imports} - {"import torch"}), re.sub(r"\n{3,}", "\n\n", text.text.strip())
+
+
+def _from_file(finding: Finding, op: Overload) -> tuple[list[str], str]:
+    file = str(finding.source).rpartition(":")[0]
+    if not Path(file).is_file():
+        raise Unwritable("an operator that no file defines")
+    lines = [f"sys.path.insert(0, {str(Path(file).parent)!r})", f"runpy.run_path({file!r})  # it defines {name_of(op)}"]
+    return ["import runpy"], "\n".join(lines)
+
+
+def _script(
+    finding: Finding, op: Overload, args: list[Any], kwargs: dict[str, Any], imports: list[str], definition: str
+) -> Short:
+    inputs = PlainInputs("drawn")
+    values = [*args, *kwargs.values()]
+    names = [argument.name for argument in op._schema.arguments][: len(args)] + list(kwargs)
+    names = [name if name not in (*RESERVED, "torch") else f"{name}_" for name in names]
+    inputs.call(capture(values, rng=False), names)
+    given = ", ".join(names[: len(args)]) + ("," if len(args) == 1 else "")
+    named = ", ".join(f"{key!r}: {name}" for key, name in zip(kwargs, names[len(args) :], strict=True))
+    target = f"torch.ops.{op.namespace}.{op._schema.name.partition('::')[2]}.{op._overloadname}"
+    checked = f"{target}, ({given}), {{{named}}}, test_utils={TESTS}, raise_exception=False"
+    expected, actual = '{"SUCCESS"}', f"{{*map(str, torch.library.opcheck({checked}).values())}}"
+    seed = ["torch.manual_seed(0)"] if inputs.drawn else []
+    check = "\n".join([*seed, *inputs.lines, check_text(finding.kind, expected, actual, text=True)])
+    text = script_of([finding.reason.partition(". ")[0]], imports, [definition], lambda brief: check, as_main=True)
+    return Short(text, text.replace(actual, expected))
+
+
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -238,7 +312,5 @@ def _explains(ladder: Ladder, findings: Sequence[Finding]) -> bool:
 
 def left_uncompiled(program: Program, compilation: Compilation, names: Sequence[str]) -> RungReport:
     """The program as its user compiles it, with these operators between the graphs."""
-    report = RungReport()
     with caches_renewed(), without_fakes(names):
-        run_program(program, replace(compilation, fullgraph=False), compilation.backend, report)
-    return report
+        return run_program(program, replace(compilation, fullgraph=False), compilation.backend)

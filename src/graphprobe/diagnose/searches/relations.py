@@ -20,14 +20,14 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.dynamo.frame_places import is_users, places_of, users_source
-from graphprobe.diagnose.dynamo.python_culprit import functions_of, returned_names
+from graphprobe.diagnose.dynamo.python_source import functions_of, returned_names
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.rungs import RungReport, Watch, aot_rung, dynamo_rung, run_program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.interpret import flat_outputs
 from graphprobe.engine.naming import module_of, op_of
-from graphprobe.engine.subgraph import CALLS, output_node
+from graphprobe.engine.subgraph import CALLS, ancestors, output_node
 from graphprobe.findings import Finding, Stage, told_more
 from graphprobe.internals.aot_backends import lookup
 from graphprobe.internals.names import require
@@ -181,6 +181,12 @@ def _mends(ladder: Ladder, step: Callable[[], RungReport]) -> bool:
     return report is not None and not ladder.compared(report)
 
 
+def _mending(ladder: Ladder, step: Callable[[], Tried]) -> Relation | None:
+    """The relation that a step has changed, if the program is right then."""
+    tried = ladder.answer(step, Tried)
+    return None if tried is None or tried.relation is None or ladder.compared(tried) else tried.relation
+
+
 @contextlib.contextmanager
 def _calls_seen(asked: dict[CodeType | str, str], told: Callable[[str, FrameType, Any], None]) -> Iterator[None]:
     """Call `told` with name, the caller's frame and an argument of each call of some functions.
@@ -302,10 +308,8 @@ def _as_in_the_forward(program: Program) -> Tried:
 
 
 def _dynamo(program: Program, compilation: Compilation, **settings: Any) -> RungReport:
-    report = RungReport()
     with require("torch._dynamo", "config", purpose="what guards look at").patch(settings):
-        run_program(program, compilation, dynamo_rung(Watch(recorded=0)), report)
-    return report
+        return run_program(program, compilation, dynamo_rung(Watch(recorded=0)))
 
 
 def _afresh(program: Program, compilation: Compilation) -> RungReport:
@@ -333,14 +337,15 @@ def _inside(program: Program, compilation: Compilation) -> list[Relation]:
     whole = aot_rung(watch)
 
     def backend(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
-        compiled, number = whole(gm, inputs, **settings), len(watch.dynamo) - 1
+        compiled, number, depth = whole(gm, inputs, **settings), len(watch.dynamo) - 1, len(gm.graph.nodes)
         nodes = flat_outputs(output_node(gm).args[0])
 
         def run(*args: Any) -> Any:
             result = compiled(*args)
-            pairs = [(n, v) for n, v in zip(nodes, flat_outputs(result), strict=False) if _is_differentiable(v)]
+            shown = [(n, v) for n, v in zip(nodes, flat_outputs(result), strict=False) if isinstance(v, torch.Tensor)]
+            pairs = [(n, v) for n, v in shown if v.requires_grad and not v.is_leaf]
             for node, value in pairs:
-                later = next((other for other, _ in pairs if other is not node and node in _behind(other)), None)
+                later = next((n for n, _ in pairs if n is not node and node in ancestors([n], depth)), None)
                 if later is not None:
                     made[id(value)] = number, node, later, value
             return result
@@ -371,28 +376,13 @@ def _inside(program: Program, compilation: Compilation) -> list[Relation]:
         "retain_grad": "self",
     }
     with _calls_seen(asked, told):
-        run_program(program, compilation, backend, RungReport())
+        run_program(program, compilation, backend)
     return [*found.values(), *_left_whole(watch), *_made_under(watch)]
-
-
-def _is_differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
-
-
-def _behind(node: Node) -> set[Node]:
-    """All nodes that a node is computed from."""
-    found: set[Node] = set()
-    edge = [node]
-    while edge:
-        new = [n for n in edge.pop().all_input_nodes if n not in found]
-        found.update(new)
-        edge += new
-    return found
 
 
 def _in_parts(program: Program, compilation: Compilation, relation: Relation) -> RungReport:
     """The program on AOTAutograd's graphs, but with what should mend it done to Dynamo's: see `Relation`."""
-    report, count, whole = RungReport(), itertools.count(), aot_rung(Watch(recorded=0))
+    count, whole = itertools.count(), aot_rung(Watch(recorded=0))
     graph_break = require("torch._dynamo", "graph_break", purpose="breaking a graph in two")
 
     def part(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
@@ -415,8 +405,7 @@ def _in_parts(program: Program, compilation: Compilation, relation: Relation) ->
         parts = torch.compile(gm, backend=part, dynamic=compilation.dynamic)
         return lambda *args: parts(*args)
 
-    run_program(program, replace(compilation, fullgraph=False), backend, report)
-    return report
+    return run_program(program, replace(compilation, fullgraph=False), backend)
 
 
 def _left_whole(watch: Watch) -> list[Relation]:
@@ -472,9 +461,7 @@ def _autocast(ladder: Ladder, first: Difference) -> Relation | None:
     """Autocast around the call, under which the backward is made: right where the backward is made without."""
     if not ladder.program.grad and first.kind not in ("wrong_gradient", "crash_runtime", "extra_exception"):
         return None
-    tried = ladder.answer(partial(_backward_apart, ladder.program, ladder.compilation), Tried)
-    mended = tried is not None and tried.relation is not None and not ladder.compared(tried)
-    return tried.relation if tried is not None and mended else None
+    return _mending(ladder, partial(_backward_apart, ladder.program, ladder.compilation))
 
 
 def _backward_apart(program: Program, compilation: Compilation) -> Tried:
@@ -490,10 +477,11 @@ def _backward_apart(program: Program, compilation: Compilation) -> Tried:
         run_program(program, compilation, backend, report)
     if not outer:
         return report
-    run_program(program, compilation, aot_rung(plain), RungReport())
-    node = _other_dtype(plain, off)
-    if node is not None:
-        number, name = node
+    run_program(program, compilation, aot_rung(plain))
+    pairs = zip(_computing(plain), _computing(off), strict=False)
+    first = next((mine for mine, other in pairs if mine[1:] != other[1:]), None)  # computes in another dtype
+    if first is not None:
+        number, name, *_ = first
         graph = plain.dynamo[number].graph.graph
         made = next((n for n in graph.nodes if n.name == name), None)
         op = op_of(made) if made is not None else name
@@ -505,14 +493,6 @@ def _backward_apart(program: Program, compilation: Compilation) -> Tried:
         relation = f"the backward of {op} runs under the autocast that is on around the call"
         report.relation = Relation(op, relation, reason, "aot", *where, also=[op.rpartition(".")[2]])
     return report
-
-
-def _other_dtype(plain: Watch, off: Watch) -> tuple[int, str] | None:
-    """The first op of Dynamo's graphs whose backward computes in another dtype: number of the graph, and node."""
-    for mine, other in zip(_computing(plain), _computing(off), strict=False):
-        if mine[1:] != other[1:]:
-            return mine[0], mine[1]
-    return None
 
 
 def _computing(watch: Watch) -> list[tuple[int, str, str, Any]]:
@@ -529,9 +509,7 @@ def _computing(watch: Watch) -> list[tuple[int, str, str, Any]]:
 
 def _tangent(ladder: Ladder, first: Difference) -> Relation | None:
     """A tangent of forward mode that kernels do not carry on: right where it is computed beside them."""
-    tried = ladder.answer(partial(_with_tangents, ladder.program, ladder.compilation), Tried)
-    mended = tried is not None and tried.relation is not None and not ladder.compared(tried)
-    return tried.relation if tried is not None and mended else None
+    return _mending(ladder, partial(_with_tangents, ladder.program, ladder.compilation))
 
 
 def _with_tangents(program: Program, compilation: Compilation) -> Tried:

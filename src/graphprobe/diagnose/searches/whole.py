@@ -167,7 +167,7 @@ def find_whole(
     """
     report, watch = RungReport(), Watch(file=program.file)
     suspect = _accused(program, compilation, known, where)
-    run_program(program, compilation, dynamo_rung(watch), RungReport())
+    run_program(program, compilation, dynamo_rung(watch))
     if observed is not None:
         suspect = stale_number(watch.dynamo, [[*call.outputs, *call.inputs] for call in map(read, observed)])
     if suspect is not None:
@@ -230,25 +230,16 @@ def _with_state(graph: DynamoGraph) -> Iterator[DynamoGraph]:
         nodes[i].replace_all_uses_with(attribute)
         made.graph.erase_node(nodes[i])
     made.recompile()
-    yield DynamoGraph(made, [_without(graph.calls[0], state)])
-
-
-def _without(call: CapturedValues, positions: Sequence[int]) -> CapturedValues:
-    records = [record for i, record in enumerate(call.doc["values"]) if i not in positions]
-    return CapturedValues({**call.doc, "values": records}, call.tensors)
+    call = graph.calls[0]
+    records = [record for i, record in enumerate(call.doc["values"]) if i not in state]
+    yield DynamoGraph(made, [CapturedValues({**call.doc, "values": records}, call.tensors)])
 
 
 def _proven(prover: Prover, case: Case, result: CaseResult, known: Finding, earliest: Stage) -> Finding:
     """The finding of a case that fails, made as small as time allows, with its dossier."""
     unnamed = known.op is None
     case, result, short = prover.smaller(
-        case,
-        result,
-        known.kind,
-        known.stage,
-        enough=1 if unnamed else SMALL,
-        lines={known.source},
-        tells=unnamed,
+        case, result, known.kind, known.stage, enough=1 if unnamed else SMALL, lines={known.source}, tells=unnamed
     )
     if unnamed and (short or len(named(case)) <= LARGEST):
         known = prover.place_in(case, result, known.kind).told_in(known)

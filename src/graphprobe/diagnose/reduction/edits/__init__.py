@@ -16,16 +16,7 @@ from graphprobe.diagnose.reduction.edits.measure import Size, size_of
 from graphprobe.diagnose.reduction.edits.outputs import DropCalls, InlineBranch, KeepOutputs
 from graphprobe.diagnose.reduction.edits.values import Cast, Fill, FoldNumber, InlineNumber, SetScalar
 
-__all__ = [
-    "PASSES",
-    "Edit",
-    "EditBase",
-    "EditPass",
-    "NotApplicable",
-    "Recipe",
-    "Size",
-    "size_of",
-]
+__all__ = ["PASSES", "Edit", "EditBase", "EditPass", "NotApplicable", "Recipe", "Size", "size_of"]
 
 Edit = (
     InlineBranch

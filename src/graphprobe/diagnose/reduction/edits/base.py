@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class NotApplicable(Exception):
-    """The edit does not fit this graph with these inputs; the message says why."""
+    """A piece cannot be cut out, or an edit does not fit it with its inputs; the message says why."""
 
 
 class EditBase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -64,8 +64,10 @@ class EditBase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
             raise
         except Exception as error:  # a value of an unexpected type, a graph that does not check
             raise NotApplicable(f"{self}: {type(error).__name__}: {error}") from error
-        if not self.RUNS:
-            check_runs(made, values)
+        run = run_graph(runnable(made), values, keep=False) if not self.RUNS else None
+        if run is not None and run.failed is not None:
+            node, raised = run.failed
+            raise NotApplicable(f"{node.name}: {type(raised).__name__}: {raised}") from raised
         return made, values
 
 
@@ -115,18 +117,6 @@ def copied_inputs(inputs: Sequence[Any]) -> list[Any]:
         if isinstance(old, torch.Tensor) and old.requires_grad:
             new.requires_grad_(True)
     return values
-
-
-def check_runs(graph: GraphModule, inputs: Sequence[Any]) -> None:
-    """Run the graph once, uncompiled, on copies of everything.
-
-    Raises:
-        NotApplicable: it raised.
-    """
-    run = run_graph(runnable(graph), inputs, keep=False)
-    if run.failed is not None:
-        node, error = run.failed
-        raise NotApplicable(f"{node.name}: {type(error).__name__}: {error}") from error
 
 
 def runnable(graph: GraphModule) -> GraphModule:

@@ -130,14 +130,6 @@ def _own(value: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
     return value.detach().resolve_conj().clone(memory_format=layout).requires_grad_(value.requires_grad)
 
 
-def _attributes(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    return together(Lift, list(tensor_attributes(graph)))
-
-
-def _unused(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    return together(DropInput, [i for i, node in enumerate(placeholders(graph)) if not node.users])
-
-
 def _alike(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     looks = [_look(value) for value in inputs]
     for second in range(1, len(inputs)):
@@ -145,17 +137,18 @@ def _alike(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
         yield from (Merge(first, second) for first in dict.fromkeys([*alike[:1], *alike[-1:]]))
 
 
-def _asking(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    return together(DropGrad, [i for i in tensors(inputs) if inputs[i].requires_grad])
-
-
 def _layouts(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     yield from together(Unshare, [i for i, first in sharing(inputs).items() if first != i])
     yield from together(Contiguous, [i for i in sharing(inputs) if is_strided(inputs[i]) and not shares(inputs, i)])
 
 
-ATTRIBUTES = EditPass("attributes", _attributes)
-UNUSED = EditPass("unused_inputs", _unused)
+ATTRIBUTES = EditPass("attributes", lambda graph, inputs: together(Lift, list(tensor_attributes(graph))))
+UNUSED = EditPass(
+    "unused_inputs",
+    lambda graph, inputs: together(DropInput, [i for i, node in enumerate(placeholders(graph)) if not node.users]),
+)
 MERGE = EditPass("merge", _alike)
-GRADIENTS = EditPass("requires_grad", _asking)
+GRADIENTS = EditPass(
+    "requires_grad", lambda graph, inputs: together(DropGrad, [i for i in tensors(inputs) if inputs[i].requires_grad])
+)
 STRIDES = EditPass("strides", _layouts)
