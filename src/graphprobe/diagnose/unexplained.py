@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,6 +52,9 @@ ERROR_NAMES = "torch's error names stage and op; no smaller program was tried"
 
 PYTHON = (torch, torch.Tensor, torch.functional, torch.nn.functional)
 """What has functions in Python that call operations."""
+
+NAMED_OP = re.compile(r"\bError in op: torch\.ops\.([\w.]+)")
+"""In what generated code says where the result of an operation has other sizes or strides than were promised."""
 
 REPEATS = 3
 """Runs of the compiled program that tell how often it fails, where no piece of it does."""
@@ -274,6 +278,8 @@ def _culprit(ladder: Ladder, origin: Origin | None, first: Difference, point: Gr
     known = msgspec.structs.replace(known, reason=told_more(first.text, more) if more else "")
     expected = ladder.reference.eager[0][first.call] if ladder.reference is not None else None
     below = ladder.seen("aot").report
+    if known.op is None and (named := NAMED_OP.search(first.text)):
+        known = msgspec.structs.replace(known, op=named[1])
     if known.source is None and (line := user_line(first.log)):
         known = msgspec.structs.replace(known, source=line)
     where = below.raised_at if below is not None else None

@@ -127,6 +127,7 @@ def _is_foreign(finding: Finding, seen: RungEvidence) -> bool:
     """Whether its operation is one of ATen's that nothing calls; Python's own operators have no names in code."""
     base = base_of(finding.op or "")
     known = not seen.called or base in seen.called or hasattr(operator, base) or not hasattr(torch.ops.aten, base)
+    known = known or (finding.op or "") in finding.reason  # torch's own error names it
     return not (known or finding.op is None or finding.pass_ or finding.relation or finding.called_from)
 
 
