@@ -7,9 +7,9 @@ thread. Two trainings that are the same take their steps by turns: one was compi
 while the watch looks away; the other is watched. A ratio is the median over the rounds of a watched step's time divided
 by that of the plain step of its round. `observed` is a step of which loss and gradients are seen; `each parameter` is
 one in which the norms and digests of all parameters are, too; `copy` is a step that begins with a fork of
-the program, which `--keep` asks for; `shadow` is one whose call is made uncompiled as well. `every 50` is what these come
-to with `--every 50`, without and with copies; `shadow 100` is one `shadow` step in a hundred. `cpu` is the ratio of
-processor time, that of child processes included, which is what to look at on a machine with other work.
+the program, which `--keep` asks for; `shadow` is one whose call is made uncompiled as well. `every 50` is what these
+come to with `--every 50`, without and with copies; `shadow 100` is one `shadow` step in a hundred. `cpu` is the ratio
+of processor time, that of child processes included, which is what to look at on a machine with other work.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ def compiled(layers: int) -> Training:
 
 def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
     plain = compiled(layers)
-    taken: dict[str, list[tuple[float, float, float, float]]] = {"observed": [], "each parameter": [], "copy": [], "shadow": []}
+    taken: dict[str, list[tuple[float, float, float, float]]] = {
+        "observed": [],
+        "each parameter": [],
+        "copy": [],
+        "shadow": [],
+    }
     with tempfile.TemporaryDirectory() as folder, graphprobe.watch(out_dir=folder, quiet=True) as watch:
         watched = compiled(layers)
 
@@ -71,7 +76,7 @@ def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
                 if number == 0:
                     seen.clear()
         assert watch.answer is None
-        assert not watch._writer.manifest.notes
+        assert watch._writer is not None and not watch._writer.manifest.notes
     figures: dict[str, dict[str, float]] = {}
     for way, seen in taken.items():
         wall, cpu = (statistics.median(one[i] / one[i + 2] for one in seen) for i in (0, 1))

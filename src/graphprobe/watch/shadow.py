@@ -76,7 +76,7 @@ class Shadow:
     def wrong(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, budget: TimeBudget
     ) -> Difference | None:
-        """What is certainly wrong with the call, which has returned; `note` says why it could not be told.
+        """What is certainly wrong with the call, which has returned; `note` says why that is not known.
 
         Raises:
             NoTimeLeft: the budget was ended meanwhile.

@@ -445,10 +445,10 @@ def watch(
 ) -> Watching:
     """`with graphprobe.watch(): …` observes the steps of the block, and looks into the first that goes wrong.
 
-    A step ends with `step()` of an optimizer of torch, or with `graphprobe.step()`. Just before that, loss and
-    gradients are looked at; outside of training, with gradients off, the results of each call of a compiled function
-    are. Begin before `torch.compile` is called: of functions that were compiled before, no call is seen. The program
-    runs as it would: nothing that it computes, draws or raises is other than without.
+    A step ends with `step()` of an optimizer of torch, or `graphprobe.step()`. Just before that, loss and gradients are
+    looked at; outside of training, with gradients off, the results of each call of a compiled function are. Begin
+    before `torch.compile` is called: of functions that were compiled before, no call is seen. The program runs as it
+    would: nothing that it computes, draws or raises is other than without.
 
     Args:
         on: what to look into: `nan`, `exception`, `signal` (of the command alone), and `spike=X`, a loss of more than X
