@@ -46,6 +46,7 @@ SESSIONS = {
     "convert": ["python dumps.py"],
     "api_dump": [],
     "backends": [],
+    "drift": [],
     "diagnose": [WRONG, "grep -v _inductor wrong.py > right.py"],
     "dump": [],
     "issue": [
@@ -64,7 +65,6 @@ SESSIONS = {
 """Pages that are executed here, and what must have been done before, with the files in tests/doc_setups/<page>."""
 
 ELSEWHERE = {
-    "drift": "watch/test_drift.py",
     "dump_config": "dump_plan/test_document.py",
     "explain": "cli/test_explain.py",
     "export": "export/test_forms.py",
