@@ -106,6 +106,9 @@ class WayObserver(Listener, Protocol):
     def way_called(self, graph: WayGraph, called: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """It is about to be called; `called` does that."""
 
+    def way_runs(self, graph: WayGraph, gm: Any) -> Callable[..., Any] | None:
+        """What runs the graph in the place of its `forward`, for this call; None: the graph does."""
+
 
 class Ways(Subscription):
     """Watches while installed. Which function of the program has changed a graph is known by Python's profiler.
@@ -261,14 +264,14 @@ class Ways(Subscription):
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def __call__(called: Any, *args: Any, **kwargs: Any) -> Any:
-            profile = self._call_begins(called, args, kwargs)
-            if profile is None:
+            begun = self._call_begins(called, args, kwargs)
+            if begun is None:
                 return original(called, *args, **kwargs)
             try:
                 with unseen:
                     return original(called, *args, **kwargs)
             finally:
-                self._call_ends(profile)
+                self._call_ends(*begun)
 
         # So Dynamo goes on with torch's own, as it would without this.
         vars(__call__).update(_torchdynamo_inline=original)
@@ -286,29 +289,34 @@ class Ways(Subscription):
         while self._called:
             uncompiled(self._called.pop(), alone=True)
 
-    def _call_begins(self, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """Tell of a call, if it is one of a graph of a way; what Python's profiler is to have back then."""
+    def _call_begins(self, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Tell of a call, if it is one of a graph of a way; who runs otherwise, and Python's profiler, for its end."""
         gm = args[0] if args and type(called).__name__ == "_WrappedCall" else called
         known = self._loaded if type(gm).__name__ == "AOTICompiledModel" else self._states
         if gm not in known or not self._here() or self.is_inside:
             return None
-        self._tell_call(gm, args[1:] if gm is not called else args, kwargs)
+        runs = self._tell_call(gm, args[1:] if gm is not called else args, kwargs)
+        if runs is not None:
+            vars(gm)["forward"] = runs
         profile = sys.getprofile()
         own = self._passes is not None and profile == self._passes.on_event
         if own:
             sys.setprofile(None)
         self._local.inside = True
-        return [profile] if own else []
+        return gm if runs is not None else None, profile if own else None
 
-    def _call_ends(self, profile: list[Any]) -> None:
+    def _call_ends(self, gm: Any, profile: Any) -> None:
         self._local.inside = False
-        if profile:
-            sys.setprofile(profile[0])
+        if gm is not None:
+            vars(gm).pop("forward", None)
+        if profile is not None:
+            sys.setprofile(profile)
 
     # -- what becomes of graphs -------------------------------------------------------------------------------------
 
-    def _tell_call(self, gm: Any, args: Any, kwargs: Any) -> None:
+    def _tell_call(self, gm: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         graph = self._loaded.get(gm)
+        is_graph = graph is None and "forward" not in vars(gm)
         if graph is None:
             self.changed(gm)
             state = self._states[gm]
@@ -317,6 +325,8 @@ class Ways(Subscription):
                 self._profile(False)
         with self._inside():
             self._to.tell("call of a way", lambda: self._to.observer.way_called(graph, gm, args, kwargs), None)
+            runs = lambda: self._to.observer.way_runs(graph, gm) if is_graph else None  # noqa: E731
+            return self._to.tell("run of a way", runs, None)
 
     def _safely(self, event: str, call: Callable[..., None], *args: Any) -> None:
         """The observer learns what fails here, and the program goes on."""
@@ -387,7 +397,7 @@ class Ways(Subscription):
             frame = frame.f_back
         module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
         own = self._here() and module.partition(".")[0] not in ("torch", "functorch", "graphprobe", "")
-        return own and sys.modules["torch._guards"].TracingContext.try_get() is None
+        return own and sys.modules["torch._guards"].CompileContext.try_get() is None
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[bool]:
@@ -458,6 +468,14 @@ def _text(gm: Any) -> str:
     from graphprobe.internals.inductor.executable_snapshots import graph_signature
 
     return graph_signature(gm) if gm is not None else ""
+
+
+def inputs_in_order(gm: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a call in the order of the graph's inputs."""
+    names = [n.target for n in gm.graph.nodes if n.op == "placeholder"]
+    spec = getattr(gm.graph._codegen, "pytree_info", None)
+    names = [name for name in (names if spec is None else spec.orig_args) if name != "self"]
+    return [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
 
 
 def copied_graph(gm: Any) -> Any:
