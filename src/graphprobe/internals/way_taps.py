@@ -154,6 +154,9 @@ class Ways(Subscription):
             advised(TAP, module, "GraphModule.__init__", self._init),
             advised(TAP, module, "GraphModule.__deepcopy__", self._copy),
             Patch(TAP, module, "_WrappedCall.__call__", self._call),
+            advised(TAP, "torch._functorch.aot_autograd", "aot_export_joint_with_descriptors", self._joint),
+            advised(TAP, "torch._functorch.aot_autograd", "aot_compile_joint_with_descriptors", self._compile_joint),
+            advised(TAP, INDUCTOR, "compile", self._compile),
             advised(TAP, INDUCTOR, "aot_compile", self._aot_compile),
             advised(TAP, INDUCTOR, "aoti_compile_and_package", self._package),
             advised(TAP, f"{INDUCTOR}.package", "load_package", self._load),
@@ -231,6 +234,42 @@ class Ways(Subscription):
             result, error = yield
         if error is None:
             self.derived(gm, result)
+
+    def _joint(self, stack: Any, mod: Any, args: Any, kwargs: Any = None, **named: Any) -> Advice:
+        wanted = self._is_programs(sys._getframe(2))
+        with self._inside() as outermost:
+            result, error = yield
+        if wanted and outermost and error is None:
+            from graphprobe.internals.quiet import quiet
+            from graphprobe.internals.way_joint import joint_call
+
+            with quiet():
+                made = joint_call(mod, args, kwargs or {}, result.graph_module)
+            fn, values = made or (mod, [])
+            self._begins("trace", "aot_export_joint_with_descriptors", fn, tuple(values), {}, result.graph_module)
+
+    def _compile_joint(self, *args: Any, **kwargs: Any) -> Advice:
+        with self._inside():
+            yield
+
+    def _compile(self, gm: Any, *args: Any, **kwargs: Any) -> Advice:
+        state = self._states.get(gm) if _is_graph(gm) and self._here() and not self.is_inside else None
+        with self._inside() if state is not None else contextlib.nullcontext():
+            result, error = yield
+        return None if state is None or error is not None else self._told(state.graph, result)
+
+    def _told(self, graph: WayGraph, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What Inductor made of a graph, with its calls told."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._here() and not self.is_inside:
+                with self._inside():
+                    tell = lambda: self._to.observer.way_called(graph, compiled, args, kwargs)  # noqa: E731
+                    self._to.tell("call of a way", tell, None)
+            return compiled(*args, **kwargs)
+
+        return call
 
     def _aot_compile(self, gm: Any, *args: Any, **kwargs: Any) -> Advice:
         state = self._states.get(gm) if _is_graph(gm) and self._here() else None
@@ -329,8 +368,10 @@ class Ways(Subscription):
             return self._to.tell("run of a way", runs, None)
 
     def _safely(self, event: str, call: Callable[..., None], *args: Any) -> None:
-        """The observer learns what fails here, and the program goes on."""
-        with self._inside():
+        """The observer learns what fails here, and the program goes on; its modes, which may fake values, are left."""
+        from graphprobe.internals.quiet import quiet
+
+        with self._inside(), quiet():
             self._to.tell(event, lambda: call(*args), None)
 
     def _begins(self, kind: Kind, how: str, fn: Any, args: Any, kwargs: Any, gm: Any, program: Any = None) -> None:

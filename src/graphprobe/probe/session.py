@@ -35,9 +35,9 @@ from graphprobe.store.schema import json_from_value
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
+    from graphprobe.probe.dump.way_calls import WayDump
     from graphprobe.probe.model import ModelRecorder
     from graphprobe.probe.pass_snapshots import Trail
-    from graphprobe.probe.dump.way_calls import WayDump
     from graphprobe.probe.traced_graphs import WayRecorder
 
 

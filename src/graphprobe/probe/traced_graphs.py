@@ -72,7 +72,7 @@ class WayRecorder:
 
     def way_runs(self, graph: WayGraph, gm: Any) -> Callable[..., Any] | None:
         """A dump runs it node by node."""
-        return None if self.dump is None else self.dump.runner(graph, gm, _facts(graph).function)
+        return None if self.dump is None else self.dump.runner(graph, gm, _facts(graph).function or "graph")
 
     def _write(self, model: ModelRecorder, name: str, data: bytes) -> None:
         file = model.writer.write_bytes(f"{layout.model_folder(model.number)}/{name}", data)

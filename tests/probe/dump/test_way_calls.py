@@ -1,4 +1,4 @@
-"""What is exported or traced is dumped node by node, so that `compare` pairs it with the eager program, line by line."""
+"""What is exported or traced is dumped node by node, so that `compare` pairs it with the eager program."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
@@ -47,7 +46,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm(x))
-        return x + self.down(F.gelu(self.up(x)))
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
 
 class Gpt(torch.nn.Module):
@@ -74,7 +73,7 @@ class Step:
 
     def run(self, params: Params, ids: torch.Tensor) -> tuple[torch.Tensor, Any]:
         logits = functional_call(self.model, params, (ids[:, :-1],))
-        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         return loss, torch.autograd.grad(loss, list(params.values()))
 
     def eager(self) -> None:
@@ -156,7 +155,7 @@ def test_a_wrong_pass_is_the_first_cause(eager: Path, tmp_path: Path) -> None:
     first = summary.first
     assert (first.candidate.api, first.direction) == ("aten.gelu_backward.default", "backward")
     assert first.candidate.module == "layers.1"
-    assert first.candidate.source.endswith(f":{line_of('self.down(F.gelu')}")
+    assert first.candidate.source.endswith(f":{line_of('self.down(torch.nn.functional.gelu')}")
 
 
 def test_what_a_pass_puts_in_has_the_phase_of_what_it_reads_and_no_partner(eager: Path, tmp_path: Path) -> None:

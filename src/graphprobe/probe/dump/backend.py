@@ -228,8 +228,8 @@ def interpreted(
 ) -> Callable[..., Any]:
     """A function of `gm`'s inputs that tells the dump of each node, in the steps that are dumped.
 
-    In the others the graph runs as Python code, node by node just the same, or `undumped` does: the results are those of
-    the interpreter.
+    In the others the graph runs as Python code, node by node just the same, or `undumped` does: the results are those
+    of the interpreter.
     """
     session = model.session
     ops = ops or ops_of_graph(gm.graph, direction, engine="interpreter", perturbs=perturbs)
