@@ -24,7 +24,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """Tells the origin of each operator as it runs; a gradient finds its operator by the number that autograd counts."""
+    """Tells the origin of each operator as it runs; a gradient finds its operator by the number of its node."""
 
     def __init__(self) -> None:
         self._paths = Paths(None)
