@@ -253,7 +253,8 @@ class Ways(Subscription):
             yield
 
     def _compile(self, gm: Any, *args: Any, **kwargs: Any) -> Advice:
-        state = self._states.get(gm) if _is_graph(gm) and self._here() and not self.is_inside else None
+        wanted = self._copies and _is_graph(gm) and self._here() and not self.is_inside
+        state = self._states.get(gm) if wanted else None
         with self._inside() if state is not None else contextlib.nullcontext():
             result, error = yield
         return None if state is None or error is not None else self._told(state.graph, result)
