@@ -130,6 +130,49 @@ exported.run_decompositions()
 """
 """The pass is run on an exported program, which is saved elsewhere, say, and never called."""
 
+JOINT = """
+import contextlib
+import torch
+from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Sigmoid(), torch.nn.Linear(5, 2))
+
+def spell(gm):
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten.sigmoid_backward.default:
+            node.target = torch.ops.aten.TARGET.default
+            with gm.graph.inserting_after(node):
+                new = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
+            node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    gm.recompile()
+
+x = torch.randn(3, 4)
+with contextlib.ExitStack() as stack:
+    joint = aot_export_joint_with_descriptors(stack, model, (x,))
+    spell(joint.graph_module)
+    fast = aot_compile_joint_with_descriptors(joint)
+fast(*model.parameters(), x)
+"""
+
+COMPILED = """
+import torch
+
+torch.manual_seed(0)
+model, x = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh()), torch.randn(3, 4)
+
+def spell(gm):
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten.tanh.default:
+            node.target = torch.ops.aten.TARGET.default
+    gm.recompile()
+
+with torch.no_grad():
+    gm = torch.export.export(model, (x,)).module(check_guards=False)
+    spell(gm)
+    torch._inductor.compile(gm, [x])(x)
+"""
+
 PACKAGE = """
 import torch
 from torch._inductor import decomposition
@@ -195,6 +238,26 @@ def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed) -> None:
     assert (finding["stage"], finding["pass"]) == ("pass", f"simplify (step.py:{line_of(STEP, 'def simplify')})")
     assert finding["op"] == "aten._log_softmax_backward_data.default"
     done, document = diagnosed("step.py", text=STEP.replace("_TARGET", "_log_softmax_backward_data"), code=0)
+    assert is_healthy(done, document)
+
+
+@pytest.mark.slow
+def test_a_pass_on_a_joint_graph_with_descriptors(diagnosed: Diagnosed) -> None:
+    _, document = diagnosed("joint.py", text=JOINT.replace("TARGET", "tanh_backward"), code=1)
+    finding = the_finding(document)
+    assert (finding["stage"], finding["pass"]) == ("pass", f"spell (joint.py:{line_of(JOINT, 'def spell')})")
+    assert finding["op"] == "aten.sigmoid_backward.default"
+    done, document = diagnosed("joint.py", text=JOINT.replace("TARGET", "sigmoid_backward"), code=0)
+    assert is_healthy(done, document)
+
+
+@pytest.mark.slow
+def test_what_inductor_compiles_of_a_graph_is_held_against_the_original(diagnosed: Diagnosed) -> None:
+    _, document = diagnosed("compiled.py", text=COMPILED.replace("TARGET", "sigmoid"), code=1)
+    (finding,) = [finding for diagnosis in document["diagnoses"] for finding in diagnosis["findings"]]
+    spell = f"spell (compiled.py:{line_of(COMPILED, 'def spell')})"
+    assert (finding["stage"], finding["pass"]) == ("pass", spell)
+    done, document = diagnosed("compiled.py", text=COMPILED.replace("TARGET", "tanh"), code=0)
     assert is_healthy(done, document)
 
 

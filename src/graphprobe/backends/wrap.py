@@ -22,6 +22,7 @@ from graphprobe.settings import BackendSettings, Settings, resolve
 
 if TYPE_CHECKING:
     from graphprobe.probe.dump.running import DumpSession
+    from graphprobe.probe.dump.way_calls import WayDump
 
 Backend = Callable[..., Any]
 
@@ -166,15 +167,24 @@ class DumpedProgram:
         self._plan = plan
         self._backends: dict[str, Wrapped] = {}
         self._sessions: list[DumpSession] = []
+        self._ways: WayDump | None = None
         self._settings = CompileSettings(self._changed, imported=self._begin if plan.single_ops else None)
 
     def install(self) -> None:
         """Begin, now or as soon as the program imports torch."""
         self._settings.install()
+        run = active.session()
+        if run is not None and self._plan.engine != "kernel":
+            from graphprobe.probe.dump.way_calls import WayDump
+
+            self._ways = WayDump(self._session)
+            run.dump_ways(self._ways)
 
     def remove(self) -> None:
         """Give torch its function back. The dump ends with the process, or with `graphprobe`'s own `close_all`."""
         self._settings.remove()
+        if self._ways is not None:
+            self._ways.remove()
 
     @property
     def folders(self) -> list[Path]:

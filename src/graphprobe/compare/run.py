@@ -37,7 +37,7 @@ from graphprobe.compare.result_file import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
 from graphprobe.errors import NotComparableError
 from graphprobe.faces import ShowsItself
-from graphprobe.store.calls import Call, CallDump, both_with_statistics
+from graphprobe.store.calls import Call, CallDump, with_statistics
 
 GRAPH_FORMAT = "graphprobe-graph"
 """Of a dump of compiled graphs, whose calls are kernels and nodes, and never the program's own."""
@@ -102,7 +102,7 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
     """
     _check_kinds(candidate, reference)
     started = time.monotonic()
-    candidate, reference = both_with_statistics(candidate, reference)
+    candidate, reference = with_statistics(candidate), with_statistics(reference)
     chosen = with_jobs(options or Options(), candidate, reference)
     found = _compared(candidate, reference, chosen)
     if found.summary.outcome == "same" and {"values", "sample"} & found.summary.counts.by_basis.keys():

@@ -542,9 +542,11 @@ class _Watcher:
         wrong = self.options.wrong_in_place(compiled, call, self.place("in-the-script"))
         if not wrong:
             return None
-        line = name.partition("(")[2].partition(")")[0]
-        first = wrong[0]
+        from graphprobe.diagnose.searches.dropped_guards import blame_dropped_guard
+
+        line, first = name.partition("(")[2].partition(")")[0], wrong[0]
         finding = Finding(kind=first.kind, stage="dynamo", source=line or None, worst=first.worst)
+        blame_dropped_guard(finding, compiled, [call for _, call in past.kept], call, self.options.budget)
         shown = self.prove(finding, past.in_all, OTHER_CALL, self.options.overrides())
         made = Diagnosis(verdict="fault", findings=[finding]) if shown else Diagnosis(verdict="undecided")
         made.notes += [] if shown else [f"{first.text}. {OTHER_CALL} {UNPROVEN}"]

@@ -23,6 +23,9 @@ VIEWS_AND_SUCH = frozenset(
     "aten.squeeze.dim aten.transpose.int aten.t.default aten.alias.default".split()
 )
 
+NO_MODULE = "_empty_nn_module_stack"
+"""Begins the path that torch.export writes where it knows of no module."""
+
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 """The folder of torch's own files, with a separator behind it."""
 
@@ -57,7 +60,8 @@ def module_of(node: Node) -> str | None:
     """Dotted path of the module whose forward made the node, e.g. `blocks.3.mlp`; None when it is not known."""
     entries = _module_stack(node)
     if not entries:
-        return None
+        custom = node.meta.get("custom")  # where a program annotates its modules by torch.fx.traceback
+        return str(custom.get("module_fqn") or "") or None if isinstance(custom, dict) else None
     text = re.sub(r"^[LG]\['[^']*'\]|^L__\w*?___?|^self\b", "", entries[-1][0])
     text = re.sub(r"\['?([^'\]]*)'?\]", r".\1", text)
     return text.replace("._modules.", ".").replace("_modules.", "").strip(".") or None
@@ -73,7 +77,8 @@ def module_in_words(node: Node) -> str | None:
 def _module_stack(node: Node) -> list[tuple[Any, ...]]:
     """Path and class of each module around a node, from the outermost one on."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return [entry for entry in stack.values() if isinstance(entry, tuple) and len(entry) > 1 and entry[0]]
+    known = [entry for entry in stack.values() if isinstance(entry, tuple) and len(entry) > 1 and entry[0]]
+    return [entry for entry in known if not entry[0].startswith(NO_MODULE)]
 
 
 def op_of(node: Node) -> str:

@@ -106,6 +106,9 @@ class WayObserver(Listener, Protocol):
     def way_called(self, graph: WayGraph, called: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """It is about to be called; `called` does that."""
 
+    def way_runs(self, graph: WayGraph, gm: Any) -> Callable[..., Any] | None:
+        """What runs the graph in the place of its `forward`, for this call; None: the graph does."""
+
 
 class Ways(Subscription):
     """Watches while installed. Which function of the program has changed a graph is known by Python's profiler.
@@ -151,6 +154,9 @@ class Ways(Subscription):
             advised(TAP, module, "GraphModule.__init__", self._init),
             advised(TAP, module, "GraphModule.__deepcopy__", self._copy),
             Patch(TAP, module, "_WrappedCall.__call__", self._call),
+            advised(TAP, "torch._functorch.aot_autograd", "aot_export_joint_with_descriptors", self._joint),
+            advised(TAP, "torch._functorch.aot_autograd", "aot_compile_joint_with_descriptors", self._compile_joint),
+            advised(TAP, INDUCTOR, "compile", self._compile),
             advised(TAP, INDUCTOR, "aot_compile", self._aot_compile),
             advised(TAP, INDUCTOR, "aoti_compile_and_package", self._package),
             advised(TAP, f"{INDUCTOR}.package", "load_package", self._load),
@@ -229,6 +235,43 @@ class Ways(Subscription):
         if error is None:
             self.derived(gm, result)
 
+    def _joint(self, stack: Any, mod: Any, args: Any, kwargs: Any = None, **named: Any) -> Advice:
+        wanted = self._is_programs(sys._getframe(2))
+        with self._inside() as outermost:
+            result, error = yield
+        if wanted and outermost and error is None:
+            from graphprobe.internals.quiet import quiet
+            from graphprobe.internals.way_joint import joint_call
+
+            with quiet():
+                made = joint_call(mod, args, kwargs or {}, result.graph_module)
+            fn, values = made or (mod, [])
+            self._begins("trace", "aot_export_joint_with_descriptors", fn, tuple(values), {}, result.graph_module)
+
+    def _compile_joint(self, *args: Any, **kwargs: Any) -> Advice:
+        with self._inside():
+            yield
+
+    def _compile(self, gm: Any, *args: Any, **kwargs: Any) -> Advice:
+        wanted = self._copies and _is_graph(gm) and self._here() and not self.is_inside
+        state = self._states.get(gm) if wanted else None
+        with self._inside() if state is not None else contextlib.nullcontext():
+            result, error = yield
+        return None if state is None or error is not None else self._told(state.graph, result)
+
+    def _told(self, graph: WayGraph, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What Inductor made of a graph, with its calls told."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._here() and not self.is_inside:
+                with self._inside():
+                    tell = lambda: self._to.observer.way_called(graph, compiled, args, kwargs)  # noqa: E731
+                    self._to.tell("call of a way", tell, None)
+            return compiled(*args, **kwargs)
+
+        return call
+
     def _aot_compile(self, gm: Any, *args: Any, **kwargs: Any) -> Advice:
         state = self._states.get(gm) if _is_graph(gm) and self._here() else None
         frame = None
@@ -261,14 +304,14 @@ class Ways(Subscription):
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def __call__(called: Any, *args: Any, **kwargs: Any) -> Any:
-            profile = self._call_begins(called, args, kwargs)
-            if profile is None:
+            begun = self._call_begins(called, args, kwargs)
+            if begun is None:
                 return original(called, *args, **kwargs)
             try:
                 with unseen:
                     return original(called, *args, **kwargs)
             finally:
-                self._call_ends(profile)
+                self._call_ends(*begun)
 
         # So Dynamo goes on with torch's own, as it would without this.
         vars(__call__).update(_torchdynamo_inline=original)
@@ -286,29 +329,34 @@ class Ways(Subscription):
         while self._called:
             uncompiled(self._called.pop(), alone=True)
 
-    def _call_begins(self, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """Tell of a call, if it is one of a graph of a way; what Python's profiler is to have back then."""
+    def _call_begins(self, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Tell of a call, if it is one of a graph of a way; who runs otherwise, and Python's profiler, for its end."""
         gm = args[0] if args and type(called).__name__ == "_WrappedCall" else called
         known = self._loaded if type(gm).__name__ == "AOTICompiledModel" else self._states
         if gm not in known or not self._here() or self.is_inside:
             return None
-        self._tell_call(gm, args[1:] if gm is not called else args, kwargs)
+        runs = self._tell_call(gm, args[1:] if gm is not called else args, kwargs)
+        if runs is not None:
+            vars(gm)["forward"] = runs
         profile = sys.getprofile()
         own = self._passes is not None and profile == self._passes.on_event
         if own:
             sys.setprofile(None)
         self._local.inside = True
-        return [profile] if own else []
+        return gm if runs is not None else None, profile if own else None
 
-    def _call_ends(self, profile: list[Any]) -> None:
+    def _call_ends(self, gm: Any, profile: Any) -> None:
         self._local.inside = False
-        if profile:
-            sys.setprofile(profile[0])
+        if gm is not None:
+            vars(gm).pop("forward", None)
+        if profile is not None:
+            sys.setprofile(profile)
 
     # -- what becomes of graphs -------------------------------------------------------------------------------------
 
-    def _tell_call(self, gm: Any, args: Any, kwargs: Any) -> None:
+    def _tell_call(self, gm: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         graph = self._loaded.get(gm)
+        is_graph = graph is None and "forward" not in vars(gm)
         if graph is None:
             self.changed(gm)
             state = self._states[gm]
@@ -317,10 +365,14 @@ class Ways(Subscription):
                 self._profile(False)
         with self._inside():
             self._to.tell("call of a way", lambda: self._to.observer.way_called(graph, gm, args, kwargs), None)
+            runs = lambda: self._to.observer.way_runs(graph, gm) if is_graph else None  # noqa: E731
+            return self._to.tell("run of a way", runs, None)
 
     def _safely(self, event: str, call: Callable[..., None], *args: Any) -> None:
-        """The observer learns what fails here, and the program goes on."""
-        with self._inside():
+        """The observer learns what fails here, and the program goes on; its modes, which may fake values, are left."""
+        from graphprobe.internals.quiet import quiet
+
+        with self._inside(), quiet():
             self._to.tell(event, lambda: call(*args), None)
 
     def _begins(self, kind: Kind, how: str, fn: Any, args: Any, kwargs: Any, gm: Any, program: Any = None) -> None:
@@ -387,7 +439,7 @@ class Ways(Subscription):
             frame = frame.f_back
         module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
         own = self._here() and module.partition(".")[0] not in ("torch", "functorch", "graphprobe", "")
-        return own and sys.modules["torch._guards"].TracingContext.try_get() is None
+        return own and sys.modules["torch._guards"].CompileContext.try_get() is None
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[bool]:
@@ -458,6 +510,14 @@ def _text(gm: Any) -> str:
     from graphprobe.internals.inductor.executable_snapshots import graph_signature
 
     return graph_signature(gm) if gm is not None else ""
+
+
+def inputs_in_order(gm: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a call in the order of the graph's inputs."""
+    names = [n.target for n in gm.graph.nodes if n.op == "placeholder"]
+    spec = getattr(gm.graph._codegen, "pytree_info", None)
+    names = [name for name in (names if spec is None else spec.orig_args) if name != "self"]
+    return [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
 
 
 def copied_graph(gm: Any) -> Any:

@@ -35,6 +35,7 @@ from graphprobe.store.schema import json_from_value
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
+    from graphprobe.probe.dump.way_calls import WayDump
     from graphprobe.probe.model import ModelRecorder
     from graphprobe.probe.pass_snapshots import Trail
     from graphprobe.probe.traced_graphs import WayRecorder
@@ -120,6 +121,12 @@ class Session:
             self.writer.note(text)
         self.writer.update(taps=dict(self._taps.status), **environment.torch_facts())
         self.writer.close(state, exception)
+
+    def dump_ways(self, dump: WayDump) -> None:
+        """What is exported or traced is dumped, too."""
+        if self._ways is not None:
+            self._ways.dump = dump
+            dump.install()
 
     @contextlib.contextmanager
     def childless(self) -> Iterator[None]:

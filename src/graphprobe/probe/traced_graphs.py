@@ -16,6 +16,7 @@ from graphprobe.store import layout
 if TYPE_CHECKING:
     from types import FrameType
 
+    from graphprobe.probe.dump.way_calls import WayDump
     from graphprobe.probe.model import ModelRecorder
 
 TEXTS = (".cpp", ".h", ".py", ".json", ".txt", ".cu")
@@ -30,10 +31,14 @@ class WayRecorder:
         self._begin, self._folders = begin, list[str]()
         self._ways = Ways(self, _names, copies=False)
         self.install, self.remove, self.failed = self._ways.install, self._ways.remove, failed
+        self.dump: WayDump | None = None
+        """Of a run with a dump of graphs."""
 
     def way_graph(self, graph: WayGraph, gm: Any) -> None:
         """One more graph: the first is a model of its own."""
         if graph.before is None:
+            if self.dump is not None:
+                self.dump.begins(graph, gm)
             graph.token = self._begin(_facts(graph))
             if graph.token is not None:
                 graph.token.trail("traced").graph(gm, phase=graph.kind, made_by=f"by {graph.made_by}")
@@ -63,7 +68,11 @@ class WayRecorder:
         self._write(model, f"{folder}.txt", "\n".join([f"{path}, bytes and names:", *listed, ""]).encode())
 
     def way_called(self, graph: WayGraph, called: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Values are not recorded here."""
+        """Values are the dump's."""
+
+    def way_runs(self, graph: WayGraph, gm: Any) -> Callable[..., Any] | None:
+        """A dump runs it node by node."""
+        return None if self.dump is None else self.dump.runner(graph, gm, _facts(graph).function or "graph")
 
     def _write(self, model: ModelRecorder, name: str, data: bytes) -> None:
         file = model.writer.write_bytes(f"{layout.model_folder(model.number)}/{name}", data)

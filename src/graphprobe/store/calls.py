@@ -351,12 +351,9 @@ class WithStatistics:
         )
 
 
-def both_with_statistics(one: CallDump, other: CallDump) -> tuple[CallDump, CallDump]:
-    """The two; where one has statistics and no values, and the other values alone, those of the values are computed."""
-    kept = _kept(one), _kept(other)
-    if kept == ({"values"}, {"statistics"}):
-        return WithStatistics(one), other
-    return (one, WithStatistics(other)) if kept == ({"statistics"}, {"values"}) else (one, other)
+def with_statistics(dump: CallDump) -> CallDump:
+    """The dump; where it has values alone, with statistics and digests, by which it is known which call gave what."""
+    return WithStatistics(dump) if _kept(dump) == {"values"} else dump
 
 
 def _kept(dump: CallDump) -> set[str]:

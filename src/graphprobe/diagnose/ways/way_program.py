@@ -18,7 +18,7 @@ from graphprobe.engine.subgraph import attribute
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
 from graphprobe.internals.tensors import tree_leaves
-from graphprobe.internals.way_taps import TracedCall, WayGraph
+from graphprobe.internals.way_taps import TracedCall, WayGraph, inputs_in_order
 from graphprobe.judge.observation import reachable_modules
 
 
@@ -192,7 +192,7 @@ def runnable(graph: WayGraph) -> GraphModule:
 
 def lifted(before: GraphModule, after: GraphModule, call: Call) -> tuple[GraphModule, GraphModule, list[Any]]:
     """Two states of a graph that take their tensors as inputs, the same ones in the same order, and values for them."""
-    flat = tree_leaves(_positional(before, call))
+    flat = tree_leaves(inputs_in_order(before, *call))
     held: dict[tuple[str, int], torch.Tensor] = {}
     for gm in (before, after):
         for node in gm.graph.nodes:
@@ -200,16 +200,6 @@ def lifted(before: GraphModule, after: GraphModule, call: Call) -> tuple[GraphMo
             if isinstance(value, torch.Tensor):
                 held[node.target, id(value)] = value
     return _with_inputs(before, held), _with_inputs(after, held), [*held.values(), *flat]
-
-
-def _positional(gm: GraphModule, call: Call) -> list[Any]:
-    """The arguments of a call in the order of the graph's inputs."""
-    args, kwargs = call
-    names = [n.target for n in gm.graph.nodes if n.op == "placeholder"]
-    spec = getattr(gm.graph._codegen, "pytree_info", None)
-    names = list(spec.orig_args) if spec is not None else names
-    names = [name for name in names if name != "self"]
-    return [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
 
 
 def _with_inputs(gm: GraphModule, held: Mapping[tuple[str, int], torch.Tensor]) -> GraphModule:

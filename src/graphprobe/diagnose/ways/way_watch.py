@@ -133,6 +133,9 @@ class WayWatch:
         past.seen[signature] = None
         self._diagnose(graph, past, called, (tuple(args), dict(kwargs)))
 
+    def way_runs(self, graph: WayGraph, gm: Any) -> None:
+        """It runs as it is."""
+
     def at_end(self) -> None:
         """Diagnose what was made and never called, on the values that it was traced with."""
         behind = {graph.before for graph in self._made if graph.before is not None}

@@ -39,6 +39,7 @@ class Compiled:
         fn: uncompiled; for `nn.Module.compile` the module's bound method.
         backend, dynamic, mode, options, fullgraph: as `torch.compile` got them; the backend is never None, and with
             Inductor the options have what a mode asks for.
+        guard_filter: says which guards are kept; None: all are.
         called: what the program calls: what was compiled, without the watch.
         uncompiled: from now on the program gets `fn` itself instead of what was compiled.
         graphs: how many Dynamo has compiled in its calls.
@@ -53,6 +54,7 @@ class Compiled:
     mode: str | None = None
     options: Mapping[str, Any] | None = None
     fullgraph: bool = False
+    guard_filter: Callable[..., Any] | None = None
     called: Callable[..., Any] | None = None
     uncompiled: bool = False
     graphs: int = 0
@@ -305,6 +307,7 @@ def _settings_of(context: Any, fn: Any) -> Compiled:
 
     record = Compiled(fn, default_backend())
     backend: Any = getattr(context, "callback", None)
+    record.guard_filter = getattr(getattr(backend, "hooks", None), "guard_filter_fn", None)
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     record.dynamic = getattr(context, "_dynamic", None)

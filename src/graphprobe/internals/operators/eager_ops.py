@@ -137,6 +137,11 @@ def compiling() -> bool:
     return torch._guards.CompileContext.try_get() is not None or torch._guards.TracingContext.try_get() is not None
 
 
+def in_compile() -> bool:
+    """Whether `torch.compile` compiles on this thread."""
+    return torch._guards.CompileContext.try_get() is not None
+
+
 def in_backward() -> bool:
     """Whether autograd runs on this thread."""
     return torch._C._current_autograd_node() is not None
@@ -159,8 +164,10 @@ def compiled_graph() -> Iterator[None]:
         _compiled.depth -= 1
 
 
-def program_lines() -> Lines | None:
+def program_lines(modules: list[Any] | None = None) -> Lines | None:
     """The program's lines that led here, outermost first; None when a compiled graph led here.
+
+    `modules` receives the modules that are being called, outermost first.
 
     That is the case when, from the inside out, a frame of torch's runtime for compiled graphs, or code that was
     generated from a graph of Dynamo's, comes before the first line of the program.
@@ -171,6 +178,8 @@ def program_lines() -> Lines | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_TORCH):
+            if modules is not None and frame.f_code.co_name == "_call_impl":
+                modules.insert(0, frame.f_locals.get("self"))
             if not found and (file.startswith(_AOT) or (in_fx and file.startswith(_DYNAMO))):
                 return None
         elif file.startswith(_FX_CODE):

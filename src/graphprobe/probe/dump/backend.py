@@ -217,14 +217,22 @@ ENGINES: dict[str, Callable[[DumpModel, GraphModule, Sequence[Any], dict[str, An
 
 
 def interpreted(
-    model: DumpModel, direction: Direction, gm: GraphModule, *, perturbs: bool, trains: bool = False
+    model: DumpModel,
+    direction: Direction,
+    gm: GraphModule,
+    *,
+    perturbs: bool,
+    trains: bool = False,
+    ops: dict[Node, GraphOp] | None = None,
+    undumped: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """A function of `gm`'s inputs that tells the dump of each node, in the steps that are dumped.
 
-    In the others the graph runs as Python code, node by node just the same: the results are those of the interpreter.
+    In the others the graph runs as Python code, node by node just the same, or `undumped` does: the results are those
+    of the interpreter.
     """
     session = model.session
-    ops = ops_of_graph(gm.graph, direction, engine="interpreter", perturbs=perturbs)
+    ops = ops or ops_of_graph(gm.graph, direction, engine="interpreter", perturbs=perturbs)
     graph = session.graph(DumpGraph(model, direction, list(ops.values()), "interpreter", perturbs, trains))
 
     def run(*args: Any) -> Any:
@@ -233,7 +241,7 @@ def interpreted(
         args = tuple(plain.values) if perturbs else args
         with unseen:
             if call is None:
-                result = gm(*args)
+                result = (undumped or gm)(*args)
             else:
                 with under_way(call):
                     result = call.result = _TellingInterpreter(gm, call, ops).run(*args, enable_io_processing=False)

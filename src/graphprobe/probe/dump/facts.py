@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch.fx import Graph, Node
 
 from graphprobe.engine.naming import LINE, TORCH, module_of, op_of
+from graphprobe.internals.way_taps import GUARDS
 from graphprobe.probe.dump.running import DATA, GraphOp
 from graphprobe.probe.dump.traits import traits_of_graph
 from graphprobe.records import Direction
@@ -53,7 +54,7 @@ def ops_of_graph(graph: Graph, direction: Direction, *, engine: Engine, perturbs
     found: dict[Node, GraphOp] = {}
     traits = traits_of_graph(graph)
     for node in graph.nodes:
-        if node.op == "output":
+        if node.op == "output" or (node.op == "call_module" and node.target == GUARDS):
             continue
         data = node.op in DATA_OPS
         facts = facts_of(node)

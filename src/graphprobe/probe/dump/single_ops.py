@@ -6,9 +6,13 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, in_backward, program_lines
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from graphprobe.internals.operators.autograd_edges import uncompiled
+from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
+from graphprobe.probe.dump.origins import Origin, Origins
 from graphprobe.probe.dump.running import (
     DumpGraph,
     DumpModel,
@@ -23,23 +27,27 @@ from graphprobe.probe.dump.running import (
 )
 from graphprobe.probe.dump.tensors import is_tensor, slots_from_inputs, slots_from_outputs
 from graphprobe.probe.dump.traits import OpTraits
-from graphprobe.records import Direction
 from graphprobe.scope import in_block
 from graphprobe.select import OpFacts
 from graphprobe.store.dump_records import OpInfo
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from graphprobe.probe.dump.running import DumpSession
 
 MODEL = "eager"
 """What the ops belong to, as if it were a model."""
+
+MARKS = "profiler."
+"""Operators that compute nothing: they tell profilers where a block begins and ends."""
 
 PERTURBS = (
     "dump_op_switch: while ops are watched, torch has other formulas for a few gradients (of prod and masked_fill), "
     "which may change their last bits"
 )
 
-Site = tuple[str, Direction, bool, Lines]
+Site = tuple[str, bool, Origin]
 
 
 class SingleOps(OpObserver):
@@ -54,14 +62,18 @@ class SingleOps(OpObserver):
         self._model = _EagerModel(session)
         self._sites: dict[Site, DumpGraph] = {}
         self._names: dict[str, int] = {}
+        self._origins = Origins()
         self._lock = threading.Lock()
         self._tap = EagerOps(self._around)
+        self._hook: RemovableHandle | None = None
 
     def start(self) -> None:
         """Begin, on this thread. What is in the way is noted, and then nothing is watched."""
         if self._tap.installed:
             return
         refusal = self._tap.install()
+        if not refusal:
+            self._hook = register_optimizer_step_post_hook(uncompiled(self._model.counter.stepped))
         text = f"dump_op_switch: ops outside compiled graphs are not watched: {refusal}" if refusal else PERTURBS
         self._session.note(text)
 
@@ -74,6 +86,8 @@ class SingleOps(OpObserver):
     def close(self) -> list[str]:
         watched = self._tap.installed
         self._tap.remove()
+        if self._hook is not None:
+            self._hook.remove()
         if self._sites or not watched:
             return []
         steps, chosen = self._model.counter.steps, self._session.plan.steps
@@ -104,32 +118,31 @@ class SingleOps(OpObserver):
     def _begin(self, op: EagerOp) -> tuple[GraphCall | None, OpExecution | None]:
         """The call of an op that is dumped, and what its observers have seen before it."""
         try:
-            if not self._session.plan.due(self._model.counter.current):
+            if not self._session.plan.due(self._model.counter.current) or op.name.startswith(MARKS):
                 return None, None
-            lines = program_lines()
-            if lines is None:
+            origin = self._origins.here()
+            if origin is None:
                 return None, None
             inputs = list(slots_from_inputs(op.args, op.kwargs))
-            graph = self._graph(op, lines)
+            graph = self._graph(op, origin)
             _, call = self._session.begin(graph, [value for _, value in inputs if is_tensor(value)])
             return call, None if call is None else call.before(0, inputs)
         except Exception as error:  # inside the program's own call
             self._session.failed(f"looking at {op.name}", error)
             return None, None
 
-    def _graph(self, op: EagerOp, lines: Lines) -> DumpGraph:
-        direction: Direction = "backward" if in_backward() else "forward"
-        site = (op.name, direction, in_block(), lines)
+    def _graph(self, op: EagerOp, origin: Origin) -> DumpGraph:
+        site = (op.name, in_block(), origin)
         with self._lock:
             found = self._sites.get(site)
             if found is None:
                 graph_op = self._op(op, site)
-                graph = DumpGraph(self._model, direction, [graph_op], "eager", graph_op.info.perturbs)
+                graph = DumpGraph(self._model, origin.direction, [graph_op], "eager", graph_op.info.perturbs)
                 found = self._sites[site] = self._session.graph(graph)
             return found
 
     def _op(self, op: EagerOp, site: Site) -> GraphOp:
-        target, direction, scoped, lines = site
+        target, scoped, (lines, module, direction) = site
         kind = type_of(target)
         number = self._names.get(kind, 0)
         self._names[kind] = number + 1
@@ -141,24 +154,33 @@ class SingleOps(OpObserver):
             perturbs=direction == "backward",  # under a mode torch has other formulas for some gradients
             target=target,
             source=source_text(lines),
+            module=module,
             direction=direction,
         )
-        facts = OpFacts(names=(name,), targets=(target,), modules=(), sources=lines)
+        facts = OpFacts(names=(name,), targets=(target,), modules=(module,) if module else (), sources=lines)
         traits = OpTraits(mutates=tuple(slot for slot, _, _ in op.written()))
         return GraphOp(0, info, facts, notes=tuple(_notes(op)), scoped=scoped, traits=traits)
 
 
 class _FollowedSteps(StepCounter):
-    """The steps of the function that was compiled first; before its first call, and until its second, it is step 0."""
+    """The steps of the function that was compiled first; before its first call, and until its second, it is step 0.
+
+    Where nothing is compiled, a step ends when an optimizer has stepped.
+    """
 
     def __init__(self, session: DumpSession) -> None:
         super().__init__()
         self._session = session
+        self._stepped = 0
+
+    def stepped(self, optimizer: object, args: object, kwargs: object) -> None:
+        """An optimizer has stepped."""
+        self._stepped += 1
 
     @property
     def current(self) -> int:
         models = self._session.models
-        return max(0, models[0].counter.steps - 1) if models else 0
+        return max(0, models[0].counter.steps - 1) if models else self._stepped
 
     @property
     def steps(self) -> int:
