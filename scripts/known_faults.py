@@ -21,12 +21,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from graphprobe.diagnose.known_faults import CATALOGUE, KnownFault, condition_of, stem_of
+from graphprobe.diagnose.workarounds.known_faults import CATALOGUE, KnownFault, condition_of, stem_of
 from graphprobe.findings import Finding
 
 ROOT = Path(__file__).resolve().parent.parent
 SCORE = ROOT / "tests" / "diagnose" / "score.py"
-OUT = ROOT / "src" / "graphprobe" / "diagnose" / CATALOGUE
+OUT = ROOT / "src" / "graphprobe" / "diagnose" / "workarounds" / CATALOGUE
 ISSUE = re.compile(r"pytorch/pytorch#(\d+)")
 TIMEOUT_S = 600.0
 ANSWERS = {0: False, 1: True}

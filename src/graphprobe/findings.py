@@ -181,7 +181,7 @@ class Workaround(msgspec.Struct, kw_only=True, frozen=True):
         return ", ".join(costs)
 
 
-class Known(msgspec.Struct, kw_only=True, frozen=True):
+class KnownIssue(msgspec.Struct, kw_only=True, frozen=True):
     """A fault of torch's tracker that a finding looks like.
 
     Attributes:
@@ -259,7 +259,7 @@ class Finding(msgspec.Struct, kw_only=True):
     worst: Worst | None = None
     workarounds: list[Workaround] = []
     tried: list[str] = []
-    known: Known | None = None
+    known: KnownIssue | None = None
 
     @property
     def line(self) -> str | None:

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 import graphprobe
-from graphprobe.diagnose import known_faults
-from graphprobe.diagnose.known_faults import KnownFault, catalogue, known
-from graphprobe.findings import Diagnosis, Finding, Known
+from graphprobe.diagnose.workarounds import known_faults
+from graphprobe.diagnose.workarounds.known_faults import KnownFault, catalogue, known
+from graphprobe.findings import Diagnosis, Finding, KnownIssue
 
 aten = torch.ops.aten
 
@@ -226,7 +226,7 @@ def finding(**other: Any) -> Finding:
 def test_a_finding_is_known_by_kind_stage_operation_and_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     other = KnownFault(case="other", kind="wrong_value", stage="lowering", op="sinh", condition=("calls mul",))
     monkeypatch.setattr(known_faults, "catalogue", lambda: [ROW, other])
-    assert known(finding()) == Known(issue="pytorch#1", there=["2.13"], gone=[])
+    assert known(finding()) == KnownIssue(issue="pytorch#1", there=["2.13"], gone=[])
     assert known(finding(op="aten.sinh.default")) is None
     assert known(finding(kind="crash_compile")) is None
     assert known(finding(stage="codegen")) is None
@@ -242,10 +242,10 @@ def test_of_two_issues_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_versions_are_told() -> None:
-    assert Known(issue="pytorch#7", there=["2.13"], gone=["2.15"]).in_words == (
+    assert KnownIssue(issue="pytorch#7", there=["2.13"], gone=["2.15"]).in_words == (
         "looks like pytorch#7: there with torch 2.13, not with 2.15"
     )
-    assert Known(there=["2.13"], gone=[]).in_words == (
+    assert KnownIssue(there=["2.13"], gone=[]).in_words == (
         "looks like a fault that is known, and has no issue: there with torch 2.13"
     )
 

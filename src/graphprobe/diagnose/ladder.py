@@ -20,12 +20,12 @@ from graphprobe.diagnose.dossier.writer import complete_dossier
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.fresh.processes import FreshProcesses
 from graphprobe.diagnose.fresh.step_runner import StepRunner
-from graphprobe.diagnose.known_faults import known
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.references import T, explained, measure
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation, Limits
 from graphprobe.diagnose.settle import UNSEEN, Climbed, RungSeen, refusal_in, settle, states_of, with_reasons
+from graphprobe.diagnose.workarounds.known_faults import known
 from graphprobe.engine.forked_child import Outcome
 from graphprobe.engine.memory import STEPS, Room, in_float64
 from graphprobe.engine.value_file import ValueFile, restored

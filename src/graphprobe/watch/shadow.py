@@ -57,7 +57,7 @@ def why_not() -> str:
     return "" if after_fork.can_fork() else NO_FORK
 
 
-class Seen(msgspec.Struct):
+class Apart(msgspec.Struct):
     """What a child saw: by how many roundings values are apart, by their places; `why` they are not to be compared."""
 
     apart: dict[str, float] = {}
@@ -88,7 +88,7 @@ class Shadow:
         if not call.whole or self._versions_now() != self._versions:
             self.note = function.not_kept or CHANGES.format(name=function.name, number=call.number)
             return None
-        seen = self._in_child(partial(self._both, args, kwargs, result), Seen, budget)
+        seen = self._in_child(partial(self._both, args, kwargs, result), Apart, budget)
         if seen is None or seen.why:
             self.note = self.note or seen.why.format(name=function.name)
             return None
@@ -140,7 +140,7 @@ class Shadow:
         """The call as it was made, with the backward of its very results; in a child."""
         return self._program(args, kwargs).run(lambda fn: lambda *args, **kwargs: result)[0]
 
-    def _both(self, args: Any, kwargs: Any, result: Any) -> Seen:
+    def _both(self, args: Any, kwargs: Any, result: Any) -> Apart:
         call, state = self._call, torch.get_rng_state()
 
         def left(tensor: torch.Tensor) -> torch.Tensor:
@@ -162,16 +162,16 @@ class Shadow:
             again = replace(program, calls=[copied_call(self._fn, call.args, call.kwargs)])
             expected = read(again.run(lambda fn: fn)[0])
             if not torch.equal(state, torch.get_rng_state()):
-                return Seen(why=DRAWS)
+                return Apart(why=DRAWS)
         if talks:
-            return Seen(why=TALKS)
+            return Apart(why=TALKS)
         given = len(tensors_of((args, kwargs)))
         pairs = [_with_gradients(one, given, got) for one in (expected, got)]
         values = [v for v in (*expected.outputs, *expected.inputs) if isinstance(v, torch.Tensor)]
         roundoff = roundoff_of(values)
         roundoff /= FINER if roundoff >= NARROW else 1.0
         found = compare(Reference([[pairs[0]]], roundoff=roundoff), [pairs[1]])
-        return Seen({d.where or d.kind: d.z for d in found})
+        return Apart({d.where or d.kind: d.z for d in found})
 
 
 def _with_gradients(one: Observation, given: int, got: Observation) -> Observation:

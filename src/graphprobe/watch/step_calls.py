@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -23,9 +23,6 @@ from graphprobe.probe.api.overflow import Overflow, OverflowWatch
 from graphprobe.store.files import replace_file
 from graphprobe.store.watch_file import FirstOperation
 from graphprobe.watch.observation import all_modules
-
-if TYPE_CHECKING:
-    from graphprobe.watch.shadow import Shadow
 
 MOST_OPERATIONS = 8
 """Operations that are kept of a call that is made again; those behind the first one mostly pass it on."""
@@ -124,7 +121,6 @@ class StepCall:
     Attributes:
         whole: there are copies of all arguments and buffers that it has changed.
         grad: gradients are on.
-        shadow: it is made uncompiled as well.
     """
 
     def __init__(self, function: WatchedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -143,7 +139,6 @@ class StepCall:
         self._buffers = function.buffers_before()
         self._upstream: dict[int, torch.Tensor] = {}
         self.whole = True
-        self.shadow: Shadow | None = None
 
     @property
     def name(self) -> str:

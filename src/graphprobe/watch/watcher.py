@@ -29,6 +29,7 @@ from graphprobe.watch.triggers import PLAIN_TRIGGERS, Triggers, triggers_from
 if TYPE_CHECKING:
     from graphprobe.watch.further_back import Rerun, Sleepers
     from graphprobe.watch.observation import OptimizerObserver
+    from graphprobe.watch.shadow import Shadow
     from graphprobe.watch.step_calls import StepCall, WatchedFunction
 
 EVERY = 50
@@ -53,10 +54,11 @@ _open: list[Watching] = []
 
 
 class _Depth(threading.local):
-    """How many compiled functions of this thread are inside of each other, and the outermost call."""
+    """How many compiled functions of this thread are inside of each other, the outermost call, and its shadow."""
 
     calls = 0
     outermost: StepCall | None = None
+    shadow: Shadow | None = None
 
 
 class Watching:
@@ -308,6 +310,7 @@ class Watching:
 
     def _shade(self, call: StepCall) -> None:
         """Have one call in so many made uncompiled as well."""
+        self._depth.shadow = None
         if self._shadow and call.number % self._shadow == 0 and self.answer is None:
             from graphprobe.watch.shadow import Shadow, why_not
 
@@ -315,11 +318,11 @@ class Watching:
                 self._shadow = 0
                 self._note_once(why)
                 return
-            call.shadow = Shadow(call)
+            self._depth.shadow = Shadow(call)
 
     def _held(self, call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Hold a call that has returned against the uncompiled one."""
-        shadow, call.shadow = call.shadow, None
+        shadow, self._depth.shadow = self._depth.shadow, None
         if shadow is None or self.answer is not None:
             return
         from graphprobe.settings.limits import NoTimeLeft, TimeBudget

@@ -7,7 +7,16 @@ import re
 import tokenize
 from collections.abc import Mapping, Sequence
 
-from graphprobe.findings import Finding, Kind, Known, Rung, Workaround, expected_in_words, place_in_words, size_in_words
+from graphprobe.findings import (
+    Finding,
+    Kind,
+    KnownIssue,
+    Rung,
+    Workaround,
+    expected_in_words,
+    place_in_words,
+    size_in_words,
+)
 from graphprobe.report.diagnosis import CRASHES, FAULTS_IN_WORDS, SENTENCES, as_sentence, details, reason_of, where_of
 
 TITLES = {
@@ -182,7 +191,7 @@ def with_workarounds(report: str, workarounds: Sequence[Workaround]) -> str:
     return _with(report, "\n\n".join(told))
 
 
-def with_known(report: str, known: Known | None) -> str:
+def with_known(report: str, known: KnownIssue | None) -> str:
     """The report with the issue that the fault looks like, before what is folded; as it is where it has that."""
     if known is None or known.in_words in report:
         return report

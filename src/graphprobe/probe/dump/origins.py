@@ -15,7 +15,7 @@ MOST_OPS = 1 << 16
 """Operators whose gradients may still come; older ones are forgotten."""
 
 
-class Origin(NamedTuple):
+class OpOrigin(NamedTuple):
     """What led to an operator: lines, outermost first; path of the innermost module, empty outside of all; phase."""
 
     lines: Lines
@@ -28,9 +28,9 @@ class Origins:
 
     def __init__(self) -> None:
         self._paths = Paths(None)
-        self._made: dict[int, Origin] = {}
+        self._made: dict[int, OpOrigin] = {}
 
-    def here(self) -> Origin | None:
+    def here(self) -> OpOrigin | None:
         """Of what runs now on this thread; None where a compiled graph led here."""
         modules: list[torch.nn.Module] = []
         lines = program_lines(modules)
@@ -39,11 +39,11 @@ class Origins:
         node = running_node()
         if node is not None:
             forward = self._made.get(node[1])
-            return Origin(forward.lines if forward else lines, forward.module if forward else "", "backward")
+            return OpOrigin(forward.lines if forward else lines, forward.module if forward else "", "backward")
         path: str | None = None
         for module in modules:
             path = self._paths.module(module, path)
-        found = Origin(lines, path or "", "forward")
+        found = OpOrigin(lines, path or "", "forward")
         if torch.is_grad_enabled():
             # The node of an operator is made before the operator runs; those that need no gradient make none.
             self._made.setdefault(sequence_number() - 1, found)

@@ -12,7 +12,7 @@ from graphprobe.internals.operators.autograd_edges import uncompiled
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.unseen import unseen
 from graphprobe.probe.dump.facts import source_text, type_of
-from graphprobe.probe.dump.origins import Origin, Origins
+from graphprobe.probe.dump.origins import OpOrigin, Origins
 from graphprobe.probe.dump.running import (
     DumpGraph,
     DumpModel,
@@ -47,7 +47,7 @@ PERTURBS = (
     "which may change their last bits"
 )
 
-Site = tuple[str, bool, Origin]
+Site = tuple[str, bool, OpOrigin]
 
 
 class SingleOps(OpObserver):
@@ -131,7 +131,7 @@ class SingleOps(OpObserver):
             self._session.failed(f"looking at {op.name}", error)
             return None, None
 
-    def _graph(self, op: EagerOp, origin: Origin) -> DumpGraph:
+    def _graph(self, op: EagerOp, origin: OpOrigin) -> DumpGraph:
         site = (op.name, in_block(), origin)
         with self._lock:
             found = self._sites.get(site)

@@ -18,7 +18,7 @@ from graphprobe.internals.tensors import tree_leaves
 from graphprobe.internals.way_taps import TAP, WayGraph, inputs_in_order
 from graphprobe.probe.dump.backend import interpreted
 from graphprobe.probe.dump.facts import ops_of_graph, source_text
-from graphprobe.probe.dump.origins import Origin, Origins
+from graphprobe.probe.dump.origins import OpOrigin, Origins
 from graphprobe.probe.dump.running import DumpSession, GraphOp
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts
@@ -34,8 +34,8 @@ class WayDump(Subscription):
         """`session`: returns the dump."""
         self._session = session
         self._origins = Origins()
-        self._traced: dict[int, dict[str, Origin]] = {}
-        self._begun = WeakKeyDictionary[WayGraph, tuple[dict[str, Origin], str]]()
+        self._traced: dict[int, dict[str, OpOrigin]] = {}
+        self._begun = WeakKeyDictionary[WayGraph, tuple[dict[str, OpOrigin], str]]()
         self._runs = WeakKeyDictionary[GraphModule, tuple[WayGraph, Callable[..., Any]]]()
         self._numbers, self._graphs = itertools.count(), itertools.count()
         super().__init__(
@@ -80,7 +80,7 @@ class WayDump(Subscription):
         return interpreted(model, "forward", gm, perturbs=False, ops=ops, undumped=plain)
 
 
-def placed(ops: Mapping[Node, GraphOp], origins: Mapping[str, Origin]) -> dict[Node, GraphOp]:
+def placed(ops: Mapping[Node, GraphOp], origins: Mapping[str, OpOrigin]) -> dict[Node, GraphOp]:
     """The ops with the phase of each, and what led to those that metadata say nothing of, by the names of nodes.
 
     What is computed of a gradient is of the backward, whoever has put it into the graph. Inputs, constants and picks of

@@ -25,7 +25,7 @@ from graphprobe.engine.interpret import plain_value
 from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.errors import GraphprobeError
-from graphprobe.findings import Finding, Known
+from graphprobe.findings import Finding, KnownIssue
 from graphprobe.judge.verdict import base_of
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def catalogue() -> list[KnownFault]:
     return msgspec.json.decode(text, type=list[KnownFault])
 
 
-def known(finding: Finding) -> Known | None:
+def known(finding: Finding) -> KnownIssue | None:
     """The known fault that a proven finding looks like; None where it looks like none, or like several."""
     rows = [one for one in catalogue() if one.resembles(finding)] if finding.proof is not None else []
     condition = condition_of(finding) if rows else ()
@@ -88,7 +88,7 @@ def known(finding: Finding) -> Known | None:
         return None
     there = [version for version, fails in alike[0].versions.items() if fails]
     gone = [version for version, fails in alike[0].versions.items() if not fails]
-    return Known(issue=alike[0].issue, there=there, gone=gone)
+    return KnownIssue(issue=alike[0].issue, there=there, gone=gone)
 
 
 def condition_of(finding: Finding) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def _of_calls(finding: Finding, folder: Path) -> Iterator[str]:
     if case.dynamic:
         yield "dynamic sizes"
     if accused:
-        given = _Given(case.graph, accused[0])
+        given = _AccusedCall(case.graph, accused[0])
         with contextlib.suppress(Exception):  # what follows is not looked at, and the call itself may raise
             given.run(*[plain_value(v) for v in case.calls[-1].restore()])
         yield from given.facts
@@ -162,7 +162,7 @@ def _of_argument(value: Any) -> Iterator[str]:
         yield "not finite"
 
 
-class _Given(Interpreter):
+class _AccusedCall(Interpreter):
     """Runs a graph, and notes what is particular about what one of its calls is given."""
 
     def __init__(self, graph: GraphModule, node: Node) -> None:
