@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished
-from graphprobe.store import Run
-from graphprobe.store.watch_file import read_answer, read_observations
+from graphprobe.store import Run, read_answer, read_observations
 
 
 def ranks_said(done: Finished) -> list[str]:

@@ -8,8 +8,7 @@ import pytest
 
 from conftest import Finished
 from faults.test_disk import NO_SPACE, disk, filled, mount
-from graphprobe.store import Run
-from graphprobe.store.watch_file import read_observations
+from graphprobe.store import Run, read_observations
 
 __all__ = ["disk"]
 

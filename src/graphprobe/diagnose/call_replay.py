@@ -6,6 +6,7 @@ import ast
 import functools
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,9 @@ TEXTS = frozenset(
     "approximate driver ord UPLO reduce rounding_mode mode side indexing equation norm padding_mode padding".split()
 )
 """Arguments that are texts and say how to compute. What else is a text may name a file, a group or a device."""
+
+_PARSING = threading.Lock()
+"""Python 3.11 fails where two threads parse at once."""
 
 _SIZE = re.compile(r"^torch\.Size\((.*)\)$")
 _DTYPE = re.compile(r"^torch\.(\w+)$")
@@ -158,7 +162,9 @@ def value_of(scalar: Scalar) -> Any:
     if text in ("nan", "inf", "-inf"):
         return float(text)
     try:
-        value = _built(ast.parse(text.strip(), mode="eval").body)
+        with _PARSING:
+            tree = ast.parse(text.strip(), mode="eval")
+        value = _built(tree.body)
     except (ValueError, SyntaxError, TypeError) as error:
         raise NotReplayableError(f"an argument of type {scalar.type} is known as {text[:60]!r} only") from error
     return torch.Size(value) if size else value

@@ -498,8 +498,7 @@ class _Watcher:
     ) -> None:
         """Diagnose a call that goes wrong as the script makes it, though the function is right compiled afresh.
 
-        `at_any`: also if it is not one of those that are looked at as they come. `new`: so, and behind it, as code was
-        compiled for it, which may be wrong afresh, too.
+        `at_any`: also if its number is not looked at. `new`: so, and behind it: its code may be wrong afresh, too.
         """
         from graphprobe.diagnose.searches import in_place
 
@@ -519,10 +518,9 @@ class _Watcher:
                 self._look_at(compiled, past, None, args, kwargs)
             if not wrong or past.wrong:
                 return
-            name = f"{past.name}, call {number}"
-            self._begin(name)
+            self._begin(name := f"{past.name}, call {number}")
             calls = past.so_far.calls if number > 1 else None
-            diagnosis = self._diagnose(compiled, name, calls) if calls else None
+            diagnosis = in_place.with_guards(lambda: self._diagnose(compiled, name, calls)) if calls else None
             if diagnosis is None or diagnosis.verdict != "fault":
                 diagnosis = self._in_the_script(compiled, past, call, name)
             if diagnosis is None:
@@ -576,8 +574,8 @@ class _Watcher:
         return self._known.told(self.diagnoses) if self._known is not None else []
 
     def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
-        out, asked = self.place(name), overrides_of(compiled)
-        return self.options.diagnosis(compiled.fn, asked, calls, out=out, on_step=self.on_step)
+        options, place = overrides_of(compiled), self.place(name)
+        return self.options.diagnosis(compiled.fn, options, calls, out=place, on_step=self.on_step)
 
     def place(self, name: str) -> Path | None:
         """The folder of the next diagnosis; None in somebody else's program, where each has one of its own."""

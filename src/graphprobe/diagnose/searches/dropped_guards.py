@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -69,8 +70,9 @@ def blame_dropped_guard(
 def _dropped(compiled: Compiled, first: Call, call: Call) -> FailedGuard | None:
     """In a child: the first guard that fails with all guards, if the program compiles nothing anew for the call."""
     asked = {} if compiled.guard_filter is None else {"guard_filter_fn": compiled.guard_filter}
-    if _failed_guards(compiled, first, call, asked):
-        return None
+    with contextlib.suppress(RuntimeError):  # a stance that leaves all guards out compiles nothing anew
+        if _failed_guards(compiled, first, call, asked):
+            return None
     torch.compiler.set_stance("default")
     tensors = [leaf for leaf in tree_leaves((first, call)) if isinstance(leaf, torch.Tensor)]
     marked = any(hasattr(tensor, UNBACKED) for tensor in tensors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -30,12 +30,20 @@ GROSS = 0.01
 
 ONCE = "made again, the same call is right"
 
+T = TypeVar("T")
+
 _RECORDS = list[ObservationRecord]
 
 
 def is_looked_at(number: int) -> bool:
     """Whether the call of this number, from 1, is one of those that are looked at."""
     return number <= FIRST or number & (number - 1) == 0
+
+
+def with_guards(diagnose: Callable[[], T]) -> T:
+    """What this returns where guards are checked, whatever stance the program has taken: it compiles anew."""
+    with torch.compiler.set_stance("default"):
+        return diagnose()
 
 
 def is_compiled(fn: Any) -> bool:
@@ -85,6 +93,7 @@ def differences_in_place(
 def _run(program: Program, function: Callable[..., Any], afresh: bool) -> list[ObservationRecord] | None:
     if afresh:
         torch.compiler.reset()
+        torch.compiler.set_stance("default")  # the program may have asked for no guards, or for no compilation
     state = torch.get_rng_state()
     records = program.run(lambda fn: function)
     return records if torch.equal(state, torch.get_rng_state()) else None

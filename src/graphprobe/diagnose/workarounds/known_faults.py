@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.utils._pytree import tree_flatten_with_path
 
 from graphprobe.diagnose.reduction.load_case import load_case
 from graphprobe.engine.interpret import plain_value
@@ -26,6 +25,7 @@ from graphprobe.engine.naming import op_of
 from graphprobe.engine.subgraph import CALLS
 from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, KnownIssue
+from graphprobe.internals.tensors import tree_leaves
 from graphprobe.judge.verdict import base_of
 
 log = logging.getLogger(__name__)
@@ -141,12 +141,6 @@ def _of_calls(finding: Finding, folder: Path) -> Iterator[str]:
         yield from given.facts
 
 
-def _name_of(path: tuple[Any, ...]) -> str:
-    """`argument 1`, `dtype=`; of a list its place in it does not count."""
-    part = path[1]
-    return f"argument {part.idx}" if hasattr(part, "idx") else f"{part.key}="
-
-
 def _of_argument(value: Any) -> Iterator[str]:
     if isinstance(value, torch.Tensor):
         yield from () if value.dtype is torch.float32 else (f"of {value.dtype}",)
@@ -171,8 +165,10 @@ class _AccusedCall(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         if n is self._accused:
-            given = tree_flatten_with_path(self.fetch_args_kwargs_from_env(n))[0]
-            self.facts = [f"{_name_of(path)} {fact}" for path, value in given for fact in _of_argument(value)]
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            named = {f"argument {i}": value for i, value in enumerate(args)} | {f"{k}=": v for k, v in kwargs.items()}
+            given = [(name, leaf) for name, value in named.items() for leaf in tree_leaves(value)]
+            self.facts = [f"{name} {fact}" for name, value in given for fact in _of_argument(value)]
             memory = [one.untyped_storage().data_ptr() for _, one in given if type(one) is torch.Tensor]
             self.facts += ["arguments share memory"] * (len({*memory}) < len(memory))
         return super().run_node(n)
