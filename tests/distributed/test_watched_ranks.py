@@ -1,5 +1,6 @@
 """`watch` on two ranks: each has observations of its own, a trigger names its rank, and both end as without."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished
-from graphprobe.store import Run, read_answer, read_observations
+from graphprobe.store import Run, layout
 
 
 def ranks_said(done: Finished) -> list[str]:
@@ -22,11 +23,13 @@ def test_a_trigger_names_its_rank_and_the_other_goes_on(torchrun: Callable[..., 
     assert (done.code, ranks_said(done)) == (plain.code, ranks_said(plain))
     assert len(ranks_said(done)) == 2
     runs = sorted(Run.find_all(tmp_path / "runs"), key=lambda run: run.manifest.rank)
-    assert [[seen.step for seen in read_observations(run)] for run in runs] == [[*range(1, 8)]] * 2
-    (silent, answer) = map(read_answer, runs)
-    assert silent is None
-    assert answer is not None and answer.operation is not None
-    assert (answer.rank, answer.step, answer.operation.op) == (1, 5, "torch.exp")
+    for run in runs:
+        lines = (run.tool_dir / layout.WATCH).read_text("utf-8").splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [*range(1, 8)]
+    silent, answered = (run.tool_dir / layout.ANSWER for run in runs)
+    assert not silent.exists()
+    answer = json.loads(answered.read_text("utf-8"))
+    assert (answer["rank"], answer["step"], answer["operation"]["op"]) == (1, 5, "torch.exp")
     assert "graphprobe: rank 1: step 5: the loss is inf" in done.err
     assert "NOT FINITE in step 5 of rank 1" in done.err
     assert "rank 0: <lambda> (" in done.err

@@ -1,5 +1,6 @@
 """A disk that is full while a program is watched: the program ends as without, and what is missing is said."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from conftest import Finished
 from faults.test_disk import NO_SPACE, disk, filled, mount
-from graphprobe.store import Run, read_observations
+from graphprobe.store import Run, layout
 
 __all__ = ["disk"]
 
@@ -50,5 +51,6 @@ def test_a_full_disk_ends_the_observations_and_not_the_program(
     assert "NOT FINITE in step 7" in done.err and "torch.log at train.py:6" in done.err
     run = Run.open(disk / "out")
     assert run.state == "finished"
-    assert [seen.step for seen in read_observations(run)][:3] == [1, 2, 3]
+    lines = (run.tool_dir / layout.WATCH).read_text("utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines[:3]] == [1, 2, 3]
     assert run.problems == []

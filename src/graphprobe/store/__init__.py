@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from graphprobe.store.foreign.ptdbg import PtdbgDump
     from graphprobe.store.reader import Run
     from graphprobe.store.step_file import StepLine, encode_step
-    from graphprobe.store.watch_file import read_answer, read_observations
     from graphprobe.store.writer import RunWriter, WrittenFile
 
 __all__ = [
@@ -33,8 +32,6 @@ __all__ = [
     "layout",
     "open_api_dump",
     "open_dump",
-    "read_answer",
-    "read_observations",
 ]
 
 __getattr__ = loaded_on_use(__name__)
