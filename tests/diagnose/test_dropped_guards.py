@@ -30,6 +30,26 @@ for size in SIZES:
 """
 
 
+STANCE = """
+import torch
+
+class Scaled(torch.nn.Module):
+    factor = 2
+
+    def forward(self, x):
+        return (x * self.factor).sin()
+
+model = Scaled()
+fast = torch.compile(model, backend="aot_eager")
+x = torch.linspace(0.5, 4, 8)
+fast(x)
+with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+    for factor in FACTORS:
+        model.factor = factor
+        fast(x)
+"""
+
+
 def of(size: int, *, unbacked: bool = False) -> tuple[Any, Mapping[str, Any]]:
     x = torch.linspace(-1, 1, size * 3).reshape(size, 3)
     if unbacked:
@@ -85,4 +105,14 @@ def test_a_script_that_drops_all_guards(diagnosed: Diagnosed) -> None:
     assert (finding["stage"], finding["proof"]) == ("runtime", "program")
     assert finding["source"].endswith("filter.py:5") and "size()[0] <= cut" in finding["reason"]
     _, document = diagnosed("filter.py", text=SCRIPT.replace("SIZES", "4, 6"), code=0)
+    assert {d["verdict"] for d in document["diagnoses"]} == {"healthy"}
+
+
+@pytest.mark.slow
+def test_a_script_that_leaves_guards_out_by_its_stance(diagnosed: Diagnosed) -> None:
+    _, document = diagnosed("stance.py", text=STANCE.replace("FACTORS", "2, 3"), code=1)
+    (finding,) = [finding for diagnosis in document["diagnoses"] for finding in diagnosis["findings"]]
+    assert (finding["kind"], finding["proof"]) == ("wrong_value", "program")
+    assert "runs code that was compiled for another call" in finding["reason"]
+    _, document = diagnosed("stance.py", text=STANCE.replace("FACTORS", "2, 2"), code=0)
     assert {d["verdict"] for d in document["diagnoses"]} == {"healthy"}
