@@ -19,7 +19,6 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-import torch
 
 from graphprobe.diagnose.workarounds.known_faults import CATALOGUE, KnownFault, condition_of, stem_of
 from graphprobe.findings import Finding
@@ -68,10 +67,16 @@ def fails(python: Path, finding: Finding, kept: Path) -> bool | None:
 
 
 def pythons(matrix: Path) -> dict[str, Path]:
-    """By `2.13`, the Python of each torch: those of the matrix, and this one."""
-    found = {str(torch.__version__): Path(sys.executable)}
-    found |= {folder.name: folder / "bin" / "python" for folder in matrix.glob("2.*") if "-" not in folder.name}
-    return {".".join(version.split(".")[:2]): python for version, python in sorted(found.items())}
+    """By `2.13`, the Python of each torch: those of the matrix, and this one; of those whose torch can be imported."""
+    found: dict[str, Path] = {}
+    for python in (*sorted(matrix.glob("2.*/bin/python")), Path(sys.executable)):
+        command = [str(python), "-c", "import torch; print(torch.__version__)"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{python} is left out: {done.stderr.strip().splitlines()[-1]}")
+        else:
+            found[".".join(done.stdout.split(".")[:2])] = python
+    return found
 
 
 def row(case: Path, finding: Finding, torches: dict[str, Path]) -> KnownFault:
