@@ -30,7 +30,7 @@ from graphprobe.engine.forked_child import Outcome
 from graphprobe.engine.memory import STEPS, Room, in_float64
 from graphprobe.engine.value_file import ValueFile, restored
 from graphprobe.errors import COMPILING
-from graphprobe.findings import Diagnosis, Finding, Latent, NamedStep, kind_of_death, told_more
+from graphprobe.findings import Diagnosis, Finding, Latent, NamedStep, Rung, kind_of_death, told_more
 from graphprobe.internals import after_fork, caches
 from graphprobe.judge.judging import Difference, Judged, far_off, identical, judged
 from graphprobe.judge.observation import Observation, ObservationRecord, read
@@ -123,8 +123,7 @@ class Ladder:
             if self.result.verdict == "fault" and self.limits.workaround and not self.result.unfinished:
                 with self.in_time("whether any change of the program mends it"):
                     self._work_around(self)
-            rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "plain")
-            self.result.rungs = [notes.rung(name, self.seen(name).differences) for name in rungs]
+            self.result.rungs = self.told_rungs()
             for finding in self.result.findings:
                 finding.known = known(finding)
                 complete_dossier(finding, self.result.rungs, self.compilation.told_backend)
@@ -132,6 +131,11 @@ class Ladder:
     def plain(self) -> Callable[[], RungReport]:
         """The step that runs the program as its user does."""
         return partial(steps.plain, self.program, self.compilation)
+
+    def told_rungs(self) -> list[Rung]:
+        """How each rung did."""
+        rungs: Sequence[RungName] = RUNGS if self.compilation.is_inductor else ("dynamo", "plain")
+        return [notes.rung(name, self.seen(name).differences) for name in rungs]
 
     def _drop_cut_off(self) -> bool:
         """Whether what fails, fails by a library in torch's cache that a killed linker left, and that is gone now."""

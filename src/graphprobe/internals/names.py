@@ -355,6 +355,7 @@ _TABLE = (
     _n(READ, "torch._inductor.config", "_config", "scheduler_ir diagnose_settings"),
     _n(CALLED, "torch._inductor.config", "_is_default", "diagnose_settings"),
     _n(READ, "torch._inductor.config", "compile_threads worker_start_method", "child_processes"),
+    _n(READ, "torch._inductor.config", "fallback_random", "diagnose_settings"),
     _n(READ, "torch._inductor.config", "cpp.inject_relu_bug_TESTING_ONLY", "planted_fault"),
     _n(READ, "torch._inductor.config", "cpp.vec_isa_ok", "warm_children"),
     _n(READ, "torch._inductor.config", "allow_buffer_reuse comprehensive_padding", "workarounds"),
