@@ -76,7 +76,7 @@ def pythons(matrix: Path) -> dict[str, Path]:
             print(f"{python} is left out: {done.stderr.strip().splitlines()[-1]}")
         else:
             found[".".join(done.stdout.split(".")[:2])] = python
-    return found
+    return dict(sorted(found.items()))
 
 
 def row(case: Path, finding: Finding, torches: dict[str, Path]) -> KnownFault:
@@ -108,12 +108,8 @@ def main() -> None:
         for finding in diagnosed(case, options.kept.resolve() / case.stem):
             if finding.proof is not None and finding.backend is None and finding.stage != "unknown":
                 made = row(case, finding, torches)
-                alike = [
-                    one
-                    for one in rows
-                    if msgspec.structs.replace(one, case="") == msgspec.structs.replace(made, case="")
-                ]
-                rows += [] if alike else [made]
+                if made.condition and made not in [msgspec.structs.replace(one, case=made.case) for one in rows]:
+                    rows.append(made)
                 print(case.stem, made.op, made.stage, made.versions, *made.condition, sep=" | ", flush=True)
     rows.sort(key=lambda one: (int((one.issue or "#0").rpartition("#")[2]), one.case))
     lines = ",\n".join(msgspec.json.encode(one).decode() for one in rows)
