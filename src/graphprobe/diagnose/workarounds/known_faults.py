@@ -35,6 +35,9 @@ CATALOGUE = "known_faults.json"
 FEW = 4
 """Calls of a reduced graph that count as needed for its fault."""
 
+BESIDE = re.compile(r"^calls |\bnot contiguous$|^dynamic sizes$")
+"""Facts that a larger program has beside those of the known fault."""
+
 NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\S*[/\\]\S*|\b0x[0-9a-f]+\b|-?\b\d[\d.e+-]*\b")
 """In the text of an exception, what is of one program."""
 
@@ -66,6 +69,11 @@ class KnownFault(msgspec.Struct, kw_only=True, frozen=True):
         same = (finding.kind, finding.stage, finding.pass_) == (self.kind, self.stage, self.pass_)
         return same and stem_of(finding) == self.op and finding.backend is None
 
+    def holds_under(self, condition: tuple[str, ...]) -> bool:
+        """Whether a condition has all of this one's facts, and beside them none that may be a cause of its own."""
+        more = {*condition} - {*self.condition}
+        return {*self.condition} <= {*condition} and all(BESIDE.search(fact) for fact in more)
+
 
 def stem_of(finding: Finding) -> str | None:
     """`copysign` of `aten.copysign.Tensor`."""
@@ -83,7 +91,7 @@ def known(finding: Finding) -> KnownIssue | None:
     """The known fault that a proven finding looks like; None where it looks like none, or like several."""
     rows = [one for one in catalogue() if one.resembles(finding)] if finding.proof is not None else []
     condition = condition_of(finding) if rows else ()
-    alike = [one for one in rows if one.condition == condition]
+    alike = [one for one in rows if one.holds_under(condition)]
     if len({one.issue or one.case for one in alike}) != 1:
         return None
     there = [version for version, fails in alike[0].versions.items() if fails]
@@ -122,7 +130,7 @@ def _sort_of(value: bool | int | float | str) -> str:
 def _of_text(finding: Finding) -> Iterator[str]:
     if finding.relation:
         yield NAMED.sub("…", finding.relation)
-    elif "exception" in finding.kind or finding.kind.startswith("crash"):
+    elif "exception" in finding.kind or finding.kind.startswith("crash") or finding.kind == "wrong_dtype":
         yield NAMED.sub("…", finding.reason.split("\n")[0].split(". ")[0])[:120]
 
 
