@@ -53,6 +53,7 @@ def child(name: str, out: str) -> None:
             grad=getattr(case, "GRAD", False),
             backend=getattr(case, "BACKEND", "inductor"),
             dynamic=settings.get("dynamic"),
+            options=settings.get("options"),
             out=Path(out).parent / "dossiers",
             **extra,
             **kwargs,
