@@ -36,7 +36,8 @@ def held(plan: Callable[[], Any], folder: Path, steps: int, **options: Any) -> A
 def test_a_healthy_training_is_rounding(model: str, autocast: bool, tmp_path: Path) -> None:
     drift = held(Plan(model, autocast=autocast), tmp_path, 24)
     assert (drift.verdict, drift.outside, drift.held, drift.steps) == ("rounding", None, 24, 24)
-    assert len(drift.deviations) == 3 and drift.notes == []
+    assert len(drift.deviations) == 3
+    assert all("was not seen" in note for note in drift.notes), "of the last steps alone"
 
 
 def factor(by: float) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -207,9 +207,11 @@ def _concluded(found: dict[str, list[StepObservation]], held: StepsHeld, runs: d
         drift.sentence = f"from step {drift.step} on the {drift.what} is farther off than in any moved run"
     for step in (step for step in held.outside if step not in certain):
         far = step.size / step.limit >= STRONG and (step.answer is None or bool(step.answer.notes))
-        if drift.verdict == "rounding" and (far or step.step > drift.steps - LASTS):
+        told = UNSEEN if far or (step.answer is None and step.step > drift.steps - LASTS) else ONCE
+        said = told.format(step=step.step, what=step.what, size=step.size, limit=step.limit)
+        if drift.verdict == "rounding" and far:
             drift.verdict, drift.outside, drift.step, drift.what = "undecided", step, step.step, step.what
-            drift.sentence = UNSEEN.format(step=step.step, what=step.what, size=step.size, limit=step.limit)
+            drift.sentence = said
         else:
-            drift.notes.append(ONCE.format(step=step.step, what=step.what, size=step.size))
+            drift.notes.append(said)
     return drift
