@@ -365,7 +365,7 @@ def _showing(
 def run_program(
     program: Program, compilation: Compilation, backend: Callable[..., Any] | str, report: RungReport | None = None
 ) -> RungReport:
-    """Run the calls compiled with `backend`; what they gave, and the first exception's origin, go into the report."""
+    """Run the calls compiled with `backend`; the report has what came of them, and the first exception's origin."""
     report = RungReport() if report is None else report
     torch.compiler.reset()
     if backend is not compilation.backend and not isinstance(backend, str):

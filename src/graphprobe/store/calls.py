@@ -352,7 +352,7 @@ class WithStatistics:
 
 
 def with_statistics(dump: CallDump) -> CallDump:
-    """The dump; where it has values alone, with statistics and digests, by which it is known which call gave what."""
+    """The dump; where it has values alone, with statistics and digests, which tell what came of which call."""
     return WithStatistics(dump) if _kept(dump) == {"values"} else dump
 
 
