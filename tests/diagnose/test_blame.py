@@ -62,6 +62,32 @@ def test_what_the_error_names_is_tried_first(text: str, wrong: str, monkeypatch:
     assert tried == ([["cumsum"]] if text else [[], ["sin", "cumsum", "cos"]])
 
 
+def test_all_that_crash_alike_are_found_by_halving_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crashes(graph: torch.fx.GraphModule, _: Any) -> Any:
+        if any(node.target == "cos" for node in graph.graph.nodes):
+            raise RuntimeError("no cosine")
+        return graph.forward
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = x.sin().exp().tanh().cos().abs()
+        return x.sum(1).cos()
+
+    tried, differences = list[int](), blame._NodeSearch._differences
+
+    def counted(search: Any, made: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        tried.append(len(made.graph.nodes))
+        return differences(search, made, inputs)
+
+    monkeypatch.setattr(blame._NodeSearch, "_differences", counted)
+    raised = "torch._dynamo.exc.BackendCompilerFailed: backend='crashes' raised: RuntimeError: no cosine"
+    graph = DynamoGraph(symbolic_trace(program), [capture([X])])
+    compilation = Compilation(crashes, None, Path())
+    found = isolated_suspects(graph, "kernels", compilation, False, Difference("crash_compile", 0, "", raised))
+    assert [one.node.name for one in found] == ["cos", "cos_1", "cos_2", "cos_3", "cos_4"]
+    assert len(tried) <= 15, "once for the four alike, and once for the one of another shape"
+
+
 def test_ops_that_crash_only_together_are_found_by_the_beginning_of_the_graph() -> None:
     def crashes(graph: torch.fx.GraphModule, _: Any) -> Any:
         if {"sin", "cos"} <= {str(getattr(node.target, "__name__", node.target)) for node in graph.graph.nodes}:

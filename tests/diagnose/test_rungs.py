@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 from torch.fx import Node, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.diagnose.exceptions import Origin
 from graphprobe.diagnose.kernel_check import CompiledGraph, check_graph
@@ -85,6 +86,21 @@ def test_an_input_that_a_graph_passes_on_has_to_be_that_input() -> None:
         whole = check_graph(compiled, 0).whole
         assert whole.answer == answer
     assert whole.reason == "output 1 is not the input that it should be"
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_overwrites_an_input_is_accused_and_not_what_reads_it_then(seen: bool) -> None:
+    saved, w = torch.linspace(0.1, 1, 12).view(3, 4), torch.linspace(0.5, 1, 8).view(4, 2)
+    graph = make_fx(lambda saved, view, w: (saved * 3, view @ w))(saved, saved[:2], w)
+    written = saved * 3
+    results = [written, written[:2] @ w]
+    compiled = CompiledGraph("backward", graph, [[saved, saved[:2], w]], [results], [[written, written[:2], w]])
+    compiled.shown, compiled.values = ["mul", "mm"], [results]
+    compiled.overwritten = [{0: written, 1: written[:2]} if seen else {}]
+    (suspect,) = check_graph(compiled, 0).suspects
+    assert (suspect.op, suspect.also) == (("aten.mul.Tensor", ["aten.mm.default"]) if seen else ("aten.mm.default", []))
+    said = "its result is put into the memory of view_1, which aten.mm.default has still to read"
+    assert (suspect.error.reason == said) == seen
 
 
 def test_an_error_names_the_backend_of_the_user(tmp_path: Path) -> None:

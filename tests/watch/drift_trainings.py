@@ -60,11 +60,21 @@ class Recurrent(nn.Module):
         self.fc, self.cell = nn.Linear(8, 16), nn.LSTMCell(16, 16)
         self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 1)
 
+    def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.tanh(part) for part in x.unbind(1)]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = x.new_zeros(len(x), 16), x.new_zeros(len(x), 16)
-        for part in torch.tanh(self.fc(x)).unbind(1):
+        for part in self.parts(self.fc(x)):
             seen = self.cell(part.to(x.dtype), seen)
         return (self.head(self.norm(seen[0])).float() - x[:, :, 0].sum(1, keepdim=True).sin()).square().mean()
+
+
+class RecurrentOverViews(Recurrent):
+    """Of torch 2.13 and Inductor: the memory of `tanh` is used again while views of its result are still to be read."""
+
+    def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [*torch.tanh(x).unbind(1)]
 
 
 def tokens(step: int, rows: int) -> torch.Tensor:
@@ -84,6 +94,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], torch.Tens
     "gpt": (GPT, tokens, lambda p: torch.optim.AdamW(p, lr=1e-3)),
     "conv": (Convolutions, images, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
     "lstm": (Recurrent, sequences, lambda p: torch.optim.AdamW(p, lr=3e-3)),
+    "views": (RecurrentOverViews, sequences, lambda p: torch.optim.AdamW(p, lr=3e-3)),
 }
 
 

@@ -62,6 +62,7 @@ FAULTS = {
     ),
     "epsilon": (lambda: Plan("lstm", backend=edited(wrong_epsilon)), 1, "norm"),
     "cast": (lambda: Plan("conv", backend=edited(dropped_cast)), 1, ""),
+    "views": (lambda: Plan("views"), 1, "gradient of cell.weight_ih"),
     "momentum": (lambda: Plan("conv", backend=edited(wrong_momentum)), 1, "buffer bn"),
     "short batch": (
         lambda: Plan("gpt", backend=wrong_for_short_batches(3), rows=lambda step: 3 if step == 15 else 8),

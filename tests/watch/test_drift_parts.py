@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from graphprobe.errors import SchemaError
+from graphprobe.report.subject import page_of
 from graphprobe.watch import trajectories
 from graphprobe.watch.envelope import Envelope
 from graphprobe.watch.trajectories import StepObservation
@@ -79,6 +83,28 @@ def test_another_seed_other_data_and_other_parameters_are_another_run() -> None:
     assert trajectories.why_other(data, [*reversed(data)]) == "the data of step 1 differs"
     drift = trajectories.held_together(data, late)
     assert drift.steps == 2 and drift.notes == ["the data of step 3 differs; the steps before it were compared"]
+
+
+def test_a_page_draws_the_trajectory_and_the_band_of_moved_runs(tmp_path: Path) -> None:
+    drift = trajectories.held_together(PLAIN, steps_of(lambda step: 1e-3 if step >= 40 else 1e-7, seed=1))
+    drift.deviations = {"moved 0": [1e-9, 1.0, 0.0], "moved 1": [1.0, 1e-9, 0.0], "compiled": [0.0, 1e-4, 1.0]}
+    drift.step = 2
+    file = tmp_path / "drift.json"
+    file.write_bytes(msgspec.json.encode(drift))
+    report = page_of(file)
+    assert (report.verdict.word, report.verdict.tone) == ("LEAVES", "bad")
+    (section,) = report.sections
+    drawing = str(section.body)
+    low, high, middle = "90.0", "6.0", "43.3"
+    assert f'points="70.0,{low} 393.0,{middle} 716.0,{high}"' in drawing
+    assert f'points="70.0,{high} 393.0,{high} 716.0,{low} 716.0,{low} 393.0,{low} 70.0,{low}"' in drawing
+    assert 'x1="393.0"' in drawing and "the bar is step 2." in drawing
+    drift.deviations = {}
+    file.write_bytes(msgspec.json.encode(drift))
+    assert page_of(file).sections == []
+    file.write_text(file.read_text("utf-8").replace('"held":0', '"held":"none"'), "utf-8")
+    with pytest.raises(SchemaError, match="is no drift"):
+        page_of(file)
 
 
 def test_the_rank_that_is_alone_is_named() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,8 @@ from graphprobe.internals.quiet import quiet
 LARGE = 1 << 27
 """Bytes of a graph's results from which on their references are kept in a file."""
 
+OVERWRITES = "its result is put into the memory of {input}, which {reader} has still to read"
+
 
 @dataclass
 class CompiledGraph:
@@ -47,7 +49,9 @@ class CompiledGraph:
         inputs: of each recorded call, before it.
         outputs: of each recorded call.
         after: inputs after each recorded call.
-        shown: nodes of `final` whose values the second compilation returns, and these values for each recorded call.
+        shown: nodes of `final` whose values the second compilation returns.
+        values: these values, for each recorded call.
+        overwritten: by number, the inputs that had changed after it.
         problem: why there are none.
         lowered: what Inductor made of `final`; None where it was not watched.
         compiled: the boxed callable that runs the kernels.
@@ -63,6 +67,7 @@ class CompiledGraph:
     after: list[list[Any]] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     values: list[list[Any]] = field(default_factory=list)
+    overwritten: list[dict[int, Any]] = field(default_factory=list)
     problem: str = ""
     lowered: LoweredGraph | None = None
     compiled: Callable[[list[Any]], Any] | None = None
@@ -100,6 +105,8 @@ def check_graph(
         names = [n.name if isinstance(n, Node) else None for n in _returned(compiled.final)]
         given = compiled.values[call][len(compiled.shown) :]
         shown |= {name: v for name, v in zip(names, given, strict=False) if name is not None and name not in shown}
+    overwritten = _overwritten(compiled, call, run)
+    readers: list[Node] = []
     for number, (name, got) in enumerate(shown.items(), 1):
         doing(f"{compiled.direction}, op {number} of {len(shown)}")
         node = nodes[name]
@@ -110,13 +117,62 @@ def check_graph(
         if compiled.file is not None:
             looked_at = [known.get(n.name) for n in node.all_input_nodes for known in (shown, run.values)]
             compiled.file.release(got, *looked_at)
+        if error.answer == "worse" and overwritten:
+            of_what_is_left = check_node(compiled.final, node, got, shown | overwritten, run)
+            if of_what_is_left.answer in ("ok", "better"):
+                readers.append(made_by)
+                continue
         report.note(error, node, "codegen", compiled.direction)
         if error.answer == "worse":
             report.suspects.append(Suspect("codegen", compiled.direction, compiled.final, made_by, run.values, error))
+    if readers:
+        report.suspects.append(_writer(compiled, call, overwritten, readers, shown, run))
     report.suspects.sort(key=lambda s: -s.error.excess)
     if report.whole.answer == "worse" and not report.suspects:
         report.suspects += _wrong_outputs(compiled, call, run)
     return report
+
+
+def _overwritten(compiled: CompiledGraph, call: int, run: GraphRun) -> dict[str, Any]:
+    """Inputs that the kernels have changed and the graph does not, as the kernels have left them, by name.
+
+    The memory of an input may be used again once the input has been read for the last time.
+    """
+    taken, given = [n.name for n in compiled.final.graph.nodes if n.op == "placeholder"], compiled.inputs[call]
+    found = compiled.overwritten[call] if call < len(compiled.overwritten) else {}
+    return {taken[i]: left for i, left in found.items() if equal_bits(given[i], run.inputs[i])}
+
+
+def _writer(
+    compiled: CompiledGraph,
+    call: int,
+    overwritten: Mapping[str, Any],
+    readers: Sequence[Node],
+    shown: Mapping[str, Any],
+    run: GraphRun,
+) -> Suspect:
+    """What has put its result where `readers` have read something else; these are right about what they have read."""
+    nodes = {n.name: n for n in compiled.final.graph.nodes}
+    given = dict(zip((n.name for n in nodes.values() if n.op == "placeholder"), compiled.inputs[call], strict=False))
+    read = next((n for n in _read_by(readers[0]) if n in overwritten), next(iter(overwritten)))
+    memory = given[read].untyped_storage().data_ptr()
+    left = [v for name, v in overwritten.items() if given[name].untyped_storage().data_ptr() == memory]
+    node = producer(next((nodes[n] for n, got in shown.items() for v in left if equal_bits(got, v)), readers[0]))
+    error = certainly_wrong("wrong_value", OVERWRITES.format(input=read, reader=op_of(readers[0])))
+    also, others = list(dict.fromkeys(map(op_of, readers))), list(dict.fromkeys(readers))
+    found = Suspect(
+        "codegen", compiled.direction, compiled.final, node, run.values, error, also=also, others=others, whole=True
+    )
+    return replace(found, certain=found.place)
+
+
+def _read_by(node: Node) -> Iterator[str]:
+    """The placeholders whose memory a node reads."""
+    for given in node.all_input_nodes:
+        if given.op == "placeholder":
+            yield given.name
+        elif given.op == "call_function" and is_view(given):
+            yield from _read_by(given)
 
 
 def _wrong_outputs(compiled: CompiledGraph, call: int, run: GraphRun) -> list[Suspect]:

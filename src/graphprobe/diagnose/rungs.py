@@ -23,7 +23,7 @@ from graphprobe.engine.interpret import Recorder, copied, copied_together, flat_
 from graphprobe.engine.naming import aten_behind, aten_namesakes, name_of, op_of
 from graphprobe.engine.subgraph import CALLS, exposed
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.engine.values import CapturedValues, capture
+from graphprobe.engine.values import CapturedValues, capture, equal_bits
 from graphprobe.findings import Finding, LargestZ, Latent
 from graphprobe.internals.aot_backends import aot_compile, boxed_call
 from graphprobe.internals.aot_taps import compilers_watched
@@ -330,13 +330,15 @@ def show(watch: Watch, record: CompiledGraph) -> None:
     if showing is None:
         return
     for inputs in record.inputs:
+        given = watch.copied(inputs)
         try:
-            shown = flat_outputs(showing(watch.copied(inputs)))
+            shown = flat_outputs(showing([*given]))
         except Exception as error:  # as the program's own kernels do, or those that return values alone
             record.problem = _not_shown(error)
             return
-        given = [shown.pop() for _ in record.shown][::-1]
-        record.values.append([*watch.moved(given), *watch.moved(shown)])
+        record.overwritten.append({i: v for i, v in enumerate(given) if not equal_bits(v, inputs[i])})
+        values = [shown.pop() for _ in record.shown][::-1]
+        record.values.append([*watch.moved(values), *watch.moved(shown)])
 
 
 def _not_shown(error: Exception) -> str:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from graphprobe.report.document import Code, Content, DocumentVerdict, Facts, Tone
+from graphprobe.report.document import Code, Content, DocumentVerdict, Facts, Section, Tone
+from graphprobe.report.html.curves import HIGHEST, LOWEST, parting_drawing
 from graphprobe.report.terminal import Paper, console_for, near, print_closing
 from graphprobe.report.watched import LABEL, WIDTH, facts_of_answer
-from graphprobe.store.watch_file import Drift, Growth
+from graphprobe.store.watch_file import Drift, Growth, read_drift
+
+if TYPE_CHECKING:
+    from graphprobe.report.html.page import Report
 
 COLUMNS = 64
 """Of a drawn trajectory."""
 
 BARS = " ▁▂▃▄▅▆▇█"
-LOWEST, HIGHEST = -9.0, 0.0
-"""Decades of a deviation that the bars tell apart."""
-
 VERDICTS: dict[str, tuple[str, Tone, str]] = {
     "rounding": ("ROUNDING", "good", "bold green"),
     "leaves": ("LEAVES", "bad", "bold red"),
@@ -54,6 +55,20 @@ def verdict_of_drift(drift: Drift) -> DocumentVerdict:
     """The verdict, and below it what is known."""
     word, tone, _ = VERDICTS[drift.verdict]
     return DocumentVerdict(tone, word, f"{drift.sentence}.", Facts(facts_of_drift(drift)))
+
+
+def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
+    """The report of a drift's JSON: see `page_of`."""
+    from graphprobe.report.html.page import Report
+
+    drift = read_drift(path)
+    drawing = parting_drawing(drift)
+    return Report(
+        title=f"graphprobe: {VERDICTS[drift.verdict][0]} in {path.name}",
+        subject=str(path),
+        verdict=verdict_of_drift(drift),
+        sections=[Section("parting", "How the runs part", body=drawing)] if drawing else [],
+    )
 
 
 def trajectory_lines(drift: Drift) -> list[str]:

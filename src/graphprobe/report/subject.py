@@ -19,11 +19,12 @@ from graphprobe.store.dump_reader import is_graph_dump, is_op_file
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.watch_file import is_drift
 
 if TYPE_CHECKING:
     from graphprobe.report.html.page import Report
 
-Kind = Literal["run", "diagnosis", "graph-dump", "dump", "comparison", "profile"]
+Kind = Literal["run", "diagnosis", "graph-dump", "dump", "comparison", "profile", "drift"]
 
 SUBJECTS: dict[Kind, str] = {
     "run": "a run",
@@ -32,6 +33,7 @@ SUBJECTS: dict[Kind, str] = {
     "dump": "a dump of calls",
     "comparison": "a comparison",
     "profile": "a profile of compile time",
+    "drift": "two trainings held against each other",
 }
 """In words."""
 
@@ -40,7 +42,7 @@ MARKS = (b"<title>graphprobe",)
 
 EXPECTED = (
     "a run folder, the JSON or the folder of a diagnosis, the folder or the comparison.json of graphprobe compare, "
-    "a dump (graphprobe's, msprobe's or ptdbg's), or the JSON of graphprobe profile"
+    "a dump (graphprobe's, msprobe's or ptdbg's), or the JSON of graphprobe profile or drift"
 )
 
 
@@ -88,6 +90,8 @@ def page_of(source: Path, *, source_roots: Sequence[Path] = ()) -> Report:
         from graphprobe.report.html.sections_diagnosis import report_from
     elif kind == "profile":
         from graphprobe.report.profile_document import report_from
+    elif kind == "drift":
+        from graphprobe.report.drifted import report_from
     elif kind == "comparison":
         from graphprobe.report.html.sections_comparison import report_from
     else:
@@ -126,6 +130,8 @@ def _kind_of_file(path: Path) -> Kind:
         raise UsageError(f"{path} is no JSON: {error}", hint=f"expected {EXPECTED}") from error
     if is_diagnosis(document):
         return "diagnosis"
+    if is_drift(document):
+        return "drift"
     if not isinstance(document, dict):
         raise _nothing(path)
     if {"outcome", "candidate", "reference"} <= document.keys():

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from graphprobe.errors import ArtifactNotFoundError, SchemaError
+from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.faces import ShowsItself
 from graphprobe.records import Int64
 from graphprobe.store import layout
@@ -238,6 +238,23 @@ def read_held(run: Run) -> StepsHeld:
         SchemaError: the file cannot be read, or was written by another graphprobe.
     """
     return _read(run.tool_dir / layout.HELD, StepsHeld, "record of steps held") or StepsHeld()
+
+
+def is_drift(document: object) -> bool:
+    """Whether a JSON document is of `graphprobe drift`."""
+    return isinstance(document, dict) and {"verdict", "deviations", "held"} <= document.keys()
+
+
+def read_drift(path: Path) -> Drift:
+    """The document of `graphprobe drift --json`.
+
+    Raises:
+        RunNotFoundError: there is no such file.
+        SchemaError: the file cannot be read, or was written by another graphprobe.
+    """
+    if (drift := _read(path, Drift, "drift")) is None:
+        raise RunNotFoundError(f"{path} does not exist")
+    return drift
 
 
 def _read(path: Path, form: type[Document], noun: str) -> Document | None:

@@ -15,7 +15,7 @@ DEFAULT = "report.html"
 
 
 @click.command()
-@click.argument("source", metavar="[RUN | DIAGNOSIS | COMPARISON | DUMP | PROFILE]", default=layout.ROOT)
+@click.argument("source", metavar="[RUN | DIAGNOSIS | COMPARISON | DUMP | PROFILE | DRIFT]", default=layout.ROOT)
 @click.option("-o", "--out", metavar="FILE", default=DEFAULT, show_default=True, help="The file to write.")
 @click.option("--force", is_flag=True, help="Overwrite an earlier report.")
 @click.option(
@@ -31,7 +31,7 @@ def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -
     RUN is a run folder, or a folder with runs: then the newest is taken. RUN defaults to torch_compile_debug. DIAGNOSIS
     is the JSON of `graphprobe diagnose --json`, a folder that it wrote for a fault, or the folder of these. COMPARISON
     is the folder of `graphprobe compare --out`, or its comparison.json. DUMP is what `graphprobe compare` takes.
-    PROFILE is the JSON of `graphprobe profile`.
+    PROFILE is the JSON of `graphprobe profile`, DRIFT that of `graphprobe drift`.
 
     A dump may name any file of this machine. So the report shows lines only of files below the working directory, in
     the Python installation, or below a --source-root.

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 
 from graphprobe.diagnose.case import Case
@@ -21,6 +22,7 @@ from graphprobe.diagnose.evidence import DEATHS, RAISED
 from graphprobe.diagnose.local import LocalError, Suspect, comparable
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import DynamoGraph, Watch, graphs_rung, run_program
+from graphprobe.diagnose.searches.equal_graphs import form_of
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing, isolated
 from graphprobe.engine.interpret import plain_value, run_graph
@@ -98,10 +100,36 @@ class _NodeSearch:
         doing(f"{len(nodes)} ops, each by itself, from {op_of(nodes[0])} on")
         made, inputs, owners = isolated_calls(self.graph.graph, nodes, self.values)
         differences = self._differences(made, inputs)
-        if differences is None or (any(d.where == "" for d in differences) and len(nodes) > 1):
+        crash = _crash(differences)
+        if len(nodes) > 1 and crash is not None and (found := self._first_crash(nodes)) is not None:
+            first, crash = found
+            alike = [n for n in nodes if n is not first and self._alike(n, first)]
+            surely = crash.kind == "crash_compile"  # else it may be the numbers that end it
+            wrong = [first, *(n for n in alike if surely or self._crash_of([n]) is not None)]
+            return [*((n, crash) for n in wrong), *self.wrong([n for n in nodes if n not in wrong])]
+        if differences is None or (crash is not None and len(nodes) > 1):
             middle = len(nodes) // 2
             return [*self.wrong(nodes[:middle]), *self.wrong(nodes[middle:])] if middle else []
         return [(_owner(d, nodes, owners), d) for d in differences]
+
+    def _first_crash(self, nodes: list[Node]) -> tuple[Node, Difference] | None:
+        """One of the nodes that crashes by itself; None if halving does not lead to one."""
+        crash: Difference | None = None
+        while len(nodes) > 1:
+            half = nodes[: len(nodes) // 2]
+            doing(f"{len(half)} ops of those that crash, from {op_of(half[0])} on")
+            crash = self._crash_of(half)
+            nodes = half if crash is not None else nodes[len(half) :]
+        crash = crash or self._crash_of(nodes)
+        return (nodes[0], crash) if crash is not None else None
+
+    def _crash_of(self, nodes: list[Node]) -> Difference | None:
+        return _crash(self._differences(*isolated_calls(self.graph.graph, nodes, self.values)[:2]))
+
+    def _alike(self, a: Node, b: Node) -> bool:
+        """Whether two calls are equal but for the numbers in their tensors, so that they compile alike."""
+        looks = [map_arg((n.args, n.kwargs), lambda given: form_of(self.values.get(given.name))) for n in (a, b)]
+        return op_of(a) == op_of(b) and repr(looks[0]) == repr(looks[1])
 
     def beginning(self) -> list[tuple[Node, Difference]]:
         """The last node of the shortest beginning of the graph that crashes: for ops that do so in one kernel alone."""
@@ -142,6 +170,11 @@ def _run(case: Case, stage: str, compilation: Compilation) -> list[ObservationRe
     point: Any = "partition" if stage == "decomposition" else stage
     backend = graphs_rung(Watch(), point) if point in GRAPHS else compilation.backend
     return run_program(program, compilation, backend).calls
+
+
+def _crash(differences: list[Difference] | None) -> Difference | None:
+    """What is wrong with a graph as a whole, if it is."""
+    return next((d for d in differences or () if d.where == ""), None)
 
 
 def _owner(difference: Difference, nodes: list[Node], owners: list[tuple[Node, int]]) -> Node:

@@ -30,13 +30,13 @@ def fingerprint(gm: GraphModule) -> str:
     for part in gm.modules():
         made.update(part.code.encode() if isinstance(part, GraphModule) else repr(part).encode())
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            made.update(repr(_form(node.meta.get("val", node.meta.get("example_value")))).encode())
+            made.update(repr(form_of(node.meta.get("val", node.meta.get("example_value")))).encode())
             if node.op == "get_attr":
                 constants.append(attrgetter(node.target)(part))
     with quiet():
         for tensor in filter(_is_plain, constants):
             flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            made.update(repr((_form(tensor), tensor.requires_grad)).encode())
+            made.update(repr((form_of(tensor), tensor.requires_grad)).encode())
             made.update(flat.reshape(-1).view(torch.uint8).numpy().data)
     return made.hexdigest()
 
@@ -45,9 +45,10 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_fake(value)
 
 
-def _form(value: Any) -> Any:
+def form_of(value: Any) -> Any:
+    """Shape, strides, dtype and device of a tensor, of each in a list; of all else the type."""
     if isinstance(value, (list, tuple)):
-        return [_form(item) for item in value]
+        return [form_of(item) for item in value]
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     stride = tuple(map(str, value.stride())) if value.layout is torch.strided else ()
@@ -113,7 +114,7 @@ def _look(compiled: Compiled, signatures: Iterable[Any]) -> tuple[Any, ...]:
     owner = getattr(fn, "__self__", fn)
     state: list[Any] = []
     if isinstance(owner, torch.nn.Module):
-        state = [(name, _form(value)) for name, value in [*owner.named_parameters(), *owner.named_buffers()]]
+        state = [(name, form_of(value)) for name, value in [*owner.named_parameters(), *owner.named_buffers()]]
     code = getattr(fn, "__code__", None), type(owner)
     settings = (compiled.backend, compiled.dynamic, compiled.mode, compiled.options, compiled.fullgraph)
     return code, repr(state), repr(settings), *signatures

@@ -192,9 +192,12 @@ def name_kernels(
     explained: set[tuple[int, int]] = set()
     named: list[Suspect] = []
     for suspect in suspects:
-        mine = [(c, x) for c, x, _ in found if c.final is suspect.graph and _explains(suspect, x)]
+        here = [(c, x) for c, x, _ in found if c.final is suspect.graph]
+        mine = [(c, x) for c, x in here if _explains(suspect, x)]
         # An op may be computed again in several kernels; as a whole, it is one of them that it stands for.
         explained |= {(id(c), x.position) for c, x in (mine[:1] if suspect.whole else mine)}
+        if suspect.certain.op is not None:  # it spoils what these read
+            explained |= {(id(c), x.position) for c, x in here if {n.name for n in suspect.others} & set(x.nodes)}
         named.append(_accused(suspect, *mine[0]) if mine else _guess(suspect, graphs, launches))
     others = [(c, x, run) for c, x, run in found if more and (id(c), x.position) not in explained]
     return [*named, *(made for c, x, run in others for made in _suspects(c, x, run))]
@@ -206,7 +209,12 @@ def _with_kernel(suspect: Suspect, compiled: CompiledGraph, name: str) -> Suspec
 
 
 def _explains(suspect: Suspect, launch: FaultyLaunch) -> bool:
-    return suspect.node.name in launch.nodes or suspect.whole
+    return suspect.node.name in launch.nodes or _is_any(suspect)
+
+
+def _is_any(suspect: Suspect) -> bool:
+    """Whether the suspect stands for whichever launch is wrong."""
+    return suspect.whole and suspect.certain.op is None
 
 
 def _notes(compiled: CompiledGraph, report: MixingReport) -> list[str]:
@@ -271,7 +279,7 @@ def _accused(suspect: Suspect, compiled: CompiledGraph, launch: FaultyLaunch) ->
     reason = f"{suspect.error.reason}. {_confirmation(launch)}"
     error = msgspec.structs.replace(suspect.error, reason=reason)
     made = replace(_with_kernel(suspect, compiled, launch.kernel), error=error)
-    if not suspect.whole:
+    if not _is_any(suspect):
         return made
     ops = [op_of(n) for n in compiled.final.graph.nodes if n.name in launch.nodes and n.op == "call_function"]
     return replace(made, also=list(dict.fromkeys([*ops, *suspect.also])))
@@ -291,7 +299,7 @@ def _guess(suspect: Suspect, graphs: Sequence[CompiledGraph], launches: dict[int
     `launches`: of the graphs that were asked before, by id.
     """
     compiled = next((c for c in graphs if c.final is suspect.graph and c.lowered is not None), None)
-    if compiled is None or compiled.lowered is None or compiled.compiled is None or suspect.whole:
+    if compiled is None or compiled.lowered is None or compiled.compiled is None or _is_any(suspect):
         return suspect
     if id(compiled) not in launches:
         try:

@@ -34,6 +34,7 @@ from graphprobe.report.document import (
 )
 from graphprobe.report.explanation import facts_of
 from graphprobe.report.graph_diff import GraphDiff, Node, diff_sides, side_of
+from graphprobe.report.html.curves import ring_drawing
 from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
 from graphprobe.report.html.page import Report
 from graphprobe.report.html.panes import (
@@ -48,7 +49,6 @@ from graphprobe.report.html.panes import (
     source_pane,
     text_pane,
 )
-from graphprobe.report.html.ring import ring_drawing
 from graphprobe.report.html.sections_dump import report_from as dump_report
 from graphprobe.report.html.sources import Sources
 from graphprobe.report.watched import watched_section
