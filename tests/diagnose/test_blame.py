@@ -88,6 +88,38 @@ def test_all_that_crash_alike_are_found_by_halving_once(monkeypatch: pytest.Monk
     assert len(tried) <= 15, "once for the four alike, and once for the one of another shape"
 
 
+class Rectified(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.relu(gradient)
+
+
+@pytest.mark.parametrize("without", ["relu", "cos"])
+def test_what_crashes_in_the_backward_of_a_function_is_found_in_its_graph(without: str) -> None:
+    made: list[torch.fx.GraphModule] = []
+
+    def crashes(graph: torch.fx.GraphModule, _: Any) -> Any:
+        if any(getattr(node.target, "__name__", "") == without for node in graph.graph.nodes):
+            raise RuntimeError("not this one")
+        return graph.forward
+
+    def kept(graph: torch.fx.GraphModule, _: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    torch.compile(lambda x: Rectified.apply(x).sin(), backend=kept)(X.clone().requires_grad_()).sum().backward()
+    graph = DynamoGraph(made[0], [capture([X])])
+    raised = "torch._dynamo.exc.BackendCompilerFailed: backend='crashes' raised: RuntimeError: not this one"
+    wanted = Difference("crash_compile", 0, "", raised)
+    found = isolated_suspects(graph, "kernels", Compilation(crashes, None, Path()), True, wanted)
+    assert [(one.node.name, one.direction) for one in found] == ([("relu", "backward")] if without == "relu" else [])
+    assert all(one.source and "test_blame.py" in one.source for one in found)
+
+
 def test_ops_that_crash_only_together_are_found_by_the_beginning_of_the_graph() -> None:
     def crashes(graph: torch.fx.GraphModule, _: Any) -> Any:
         if {"sin", "cos"} <= {str(getattr(node.target, "__name__", node.target)) for node in graph.graph.nodes}:

@@ -198,6 +198,23 @@ def test_functions_with_what_they_need(tmp_path: Path) -> None:
     assert "\nclass Touchy:" not in text.read_text("utf-8")
 
 
+class Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / 4
+
+
+def test_a_method_of_a_class_that_it_inherits_from_a_library(tmp_path: Path) -> None:
+    x = torch.ones(3, requires_grad=True)
+    half = whole(Half.apply, tmp_path)
+    half(x).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((3,), 0.25))
+
+
 def test_methods_caches_and_parts_of_libraries(tmp_path: Path) -> None:
     words = Pair([1], 2)
     values = [functools.lru_cache(maxsize=3)(helper), Pair(3).both, words.count, str.join, "a".upper, Pair._make]

@@ -109,13 +109,12 @@ def call_of(value: Any) -> RebuildCall | None:
 
 
 def _method(value: Any) -> RebuildCall:
-    name = value.__func__.__name__
-    plain = vars_of(type(value.__self__)).get(name) is value.__func__
-    return (
-        RebuildCall(getattr, (value.__self__, name))
-        if plain
-        else RebuildCall(types.MethodType, (value.__func__, value.__self__))
-    )
+    name, owner = value.__func__.__name__, value.__self__
+    if issubclass(type(owner), type):
+        plain = getattr(owner, name, None) == value  # a method of the class, also of one that it inherits from
+    else:
+        plain = vars_of(type(owner)).get(name) is value.__func__
+    return RebuildCall(getattr, (owner, name)) if plain else RebuildCall(types.MethodType, (value.__func__, owner))
 
 
 def _cached(value: Any) -> RebuildCall:

@@ -27,7 +27,7 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.forked_child import doing, isolated
 from graphprobe.engine.interpret import plain_value, run_graph
 from graphprobe.engine.naming import aten_ops, op_of
-from graphprobe.engine.subgraph import CALLS, extract, is_item, isolated_calls
+from graphprobe.engine.subgraph import CALLS, attribute, extract, is_item, isolated_calls
 from graphprobe.engine.values import capture
 from graphprobe.findings import kind_of_death
 from graphprobe.internals.tensors import tree_map
@@ -69,6 +69,9 @@ def isolated_suspects(
                 first, *others = [*aten_ops(graph.graph, node, run.values), suspect.op]
                 suspect = replace(suspect, named=first, also=[*others, *also])
             found.append(suspect)
+        if not found and wanted is not None and wanted.kind in CRASHES:
+            taking = [n for n in graph.graph.graph.nodes if any(given.op == "get_attr" for given in n.all_input_nodes)]
+            found = [suspect for node in taking for suspect in search.inside(node, wanted)]
     return found
 
 
@@ -111,6 +114,22 @@ class _NodeSearch:
             middle = len(nodes) // 2
             return [*self.wrong(nodes[:middle]), *self.wrong(nodes[middle:])] if middle else []
         return [(_owner(d, nodes, owners), d) for d in differences]
+
+    def inside(self, node: Node, wanted: Difference) -> list[Suspect]:
+        """What crashes in the graphs that an operator takes, as the backward of an `autograd.Function`.
+
+        Dynamo does not trace all of these operators again. The numbers that their graphs get are not known, and drawn.
+        """
+        found: list[Suspect] = []
+        for given in node.all_input_nodes:
+            body = attribute(self.graph.graph, given.target) if given.op == "get_attr" else None
+            if isinstance(body, GraphModule) and (inputs := _drawn(body)):
+                part = DynamoGraph(body, [capture(inputs)])
+                grad = self.grad and op_of(node) != "higher_order.autograd_function_apply"
+                inner = isolated_suspects(part, self.stage, self.compilation, grad, wanted)
+                direction = "backward" if str(given.target).startswith("bwd") else "forward"
+                found += [replace(one, direction=direction) for one in inner if not one.whole]
+        return found
 
     def _first_crash(self, nodes: list[Node]) -> tuple[Node, Difference] | None:
         """One of the nodes that crashes by itself; None if halving does not lead to one."""
@@ -170,6 +189,21 @@ def _run(case: Case, stage: str, compilation: Compilation) -> list[ObservationRe
     point: Any = "partition" if stage == "decomposition" else stage
     backend = graphs_rung(Watch(), point) if point in GRAPHS else compilation.backend
     return run_program(program, compilation, backend).calls
+
+
+def _drawn(graph: GraphModule) -> list[torch.Tensor]:
+    """Inputs of the forms that a graph was made for; empty where it takes something else than tensors."""
+    generator, found = torch.Generator().manual_seed(0), list[torch.Tensor]()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            like = node.meta.get("example_value")
+            if not isinstance(like, torch.Tensor) or not all(type(n) is int for n in (*like.shape, *like.stride())):
+                return []
+            drawn = torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
+            found.append(
+                torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(drawn)
+            )
+    return found
 
 
 def _crash(differences: list[Difference] | None) -> Difference | None:
