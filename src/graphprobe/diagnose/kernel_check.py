@@ -37,6 +37,8 @@ LARGE = 1 << 27
 """Bytes of a graph's results from which on their references are kept in a file."""
 
 OVERWRITES = "its result is put into the memory of {input}, which {reader} has still to read"
+SPOILT = "the memory of {input} holds something else already when it is read"
+"""What is wrong where an input is overwritten too early: of the operation that does; of the first that reads."""
 
 
 @dataclass
@@ -151,14 +153,18 @@ def _writer(
     shown: Mapping[str, Any],
     run: GraphRun,
 ) -> Suspect:
-    """What has put its result where `readers` have read something else; these are right about what they have read."""
+    """What has put its result where `readers` have read something else, or the first of these where that is not known.
+
+    They are right about what they have read.
+    """
     nodes = {n.name: n for n in compiled.final.graph.nodes}
     given = dict(zip((n.name for n in nodes.values() if n.op == "placeholder"), compiled.inputs[call], strict=False))
     read = next((n for n in _read_by(readers[0]) if n in overwritten), next(iter(overwritten)))
     memory = given[read].untyped_storage().data_ptr()
     left = [v for name, v in overwritten.items() if given[name].untyped_storage().data_ptr() == memory]
-    node = producer(next((nodes[n] for n, got in shown.items() for v in left if equal_bits(got, v)), readers[0]))
-    error = certainly_wrong("wrong_value", OVERWRITES.format(input=read, reader=op_of(readers[0])))
+    writer = next((nodes[n] for n, got in shown.items() for v in left if equal_bits(got, v)), None)
+    node, text = (producer(writer), OVERWRITES) if writer is not None else (readers[0], SPOILT)
+    error = certainly_wrong("wrong_value", text.format(input=read, reader=op_of(readers[0])))
     also, others = list(dict.fromkeys(map(op_of, readers))), list(dict.fromkeys(readers))
     found = Suspect(
         "codegen", compiled.direction, compiled.final, node, run.values, error, also=also, others=others, whole=True

@@ -110,8 +110,9 @@ def call_of(value: Any) -> RebuildCall | None:
 
 def _method(value: Any) -> RebuildCall:
     name, owner = value.__func__.__name__, value.__self__
-    if issubclass(type(owner), type):
-        plain = getattr(owner, name, None) == value  # a method of the class, also of one that it inherits from
+    if issubclass(type(owner), type):  # a method of the class, or of one that it inherits from
+        held = next((vars_of(base)[name] for base in owner.__mro__ if name in vars_of(base)), None)
+        plain = type(held) is classmethod and held.__func__ is value.__func__
     else:
         plain = vars_of(type(owner)).get(name) is value.__func__
     return RebuildCall(getattr, (owner, name)) if plain else RebuildCall(types.MethodType, (value.__func__, owner))
