@@ -239,7 +239,7 @@ def report(
 
     Args:
         path: a run folder, or a folder with runs, of which the newest is taken; the JSON or the folder of a diagnosis;
-            the folder or the `comparison.json` of `graphprobe compare --out`; a dump; or the JSON of a profile.
+            the folder or the `comparison.json` of `graphprobe compare --out`; a dump; the JSON of a profile or a drift.
         out: the file to write.
         force: replace an earlier report.
         source_roots: folders. Lines of the program are shown if they lie below one of them, below the working

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+import graphprobe
 from graphprobe.errors import SchemaError
-from graphprobe.report.subject import page_of
 from graphprobe.watch import trajectories
 from graphprobe.watch.envelope import Envelope
 from graphprobe.watch.trajectories import StepObservation
@@ -90,21 +90,22 @@ def test_a_page_draws_the_trajectory_and_the_band_of_moved_runs(tmp_path: Path) 
     drift.deviations = {"moved 0": [1e-9, 1.0, 0.0], "moved 1": [1.0, 1e-9, 0.0], "compiled": [0.0, 1e-4, 1.0]}
     drift.step = 2
     file = tmp_path / "drift.json"
+
+    def page() -> str:
+        return graphprobe.report(file, out=tmp_path / "page.html", force=True).read_text("utf-8")
+
     file.write_bytes(msgspec.json.encode(drift))
-    report = page_of(file)
-    assert (report.verdict.word, report.verdict.tone) == ("LEAVES", "bad")
-    (section,) = report.sections
-    drawing = str(section.body)
-    low, high, middle = "90.0", "6.0", "43.3"
-    assert f'points="70.0,{low} 393.0,{middle} 716.0,{high}"' in drawing
-    assert f'points="70.0,{high} 393.0,{high} 716.0,{low} 716.0,{low} 393.0,{low} 70.0,{low}"' in drawing
-    assert 'x1="393.0"' in drawing and "the bar is step 2." in drawing
+    text, low, high, middle = page(), "90.0", "6.0", "43.3"
+    assert "LEAVES" in text and "the bar is step 2." in text
+    assert f'points="70.0,{low} 393.0,{middle} 716.0,{high}"' in text
+    assert f'points="70.0,{high} 393.0,{high} 716.0,{low} 716.0,{low} 393.0,{low} 70.0,{low}"' in text
+    assert 'x1="393.0"' in text
     drift.deviations = {}
     file.write_bytes(msgspec.json.encode(drift))
-    assert page_of(file).sections == []
+    assert "<polyline" not in page()
     file.write_text(file.read_text("utf-8").replace('"held":0', '"held":"none"'), "utf-8")
     with pytest.raises(SchemaError, match="is no drift"):
-        page_of(file)
+        page()
 
 
 def test_the_rank_that_is_alone_is_named() -> None:
