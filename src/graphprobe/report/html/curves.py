@@ -92,5 +92,5 @@ def _drawing(name: str, steps: Sequence[StepObservation], values: Sequence[Figur
     points, first, last = [" ".join(line) for line in lines if line], steps[0].step, steps[-1].step
     caption = f"{name}, steps {first} to {last}: from {low:.4g} to {high:.4g}"
     caption += f"; not finite in {len(lost)}" if lost else ""
-    drawing: dict[str, object] = {"low": f"{low:.4g}", "high": f"{high:.4g}", "lines": points, "bars": lost}
+    drawing: dict[str, object] = {"low": f"{low:.4g}", "high": f"{high:.4g}", "lines": points, "bars": lost, "band": ""}
     return drawing | {"first": first, "last": last, "caption": caption}
