@@ -91,13 +91,8 @@ def run(name: str, timeout_s: float, python: str = sys.executable) -> dict[str, 
     expected = cases.load(located(name)).EXPECT
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "diagnosis.json"
-        command = [
-            python,
-            __file__,
-            "--child",
-            str(located(name).resolve()) if name.endswith(".py") else name,
-            str(out),
-        ]
+        where = str(located(name).resolve()) if name.endswith(".py") else name
+        command = [python, __file__, "--child", where, str(out)]
         try:
             # A test of torchrun in this process leaves one thread to all that come after it.
             env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -120,6 +120,24 @@ def test_what_crashes_in_the_backward_of_a_function_is_found_in_its_graph(withou
     assert all(one.source and "test_blame.py" in one.source for one in found)
 
 
+@pytest.mark.parametrize("like", [X, X.t(), X[:, :1].expand(2, 3), torch.ones(0, 3), torch.ones(2, dtype=torch.int64)])
+def test_inputs_are_drawn_in_the_form_that_a_graph_was_made_for(like: torch.Tensor) -> None:
+    graph = symbolic_trace(lambda x: x.sin())
+    next(iter(graph.graph.nodes)).meta["example_value"] = like
+    (drawn,) = blame._drawn(graph)
+    assert (drawn.shape, drawn.stride(), drawn.dtype) == (like.shape, like.stride(), like.dtype)
+    assert not torch.equal(drawn, like) or not like.numel()
+
+
+@pytest.mark.parametrize(("first", "second", "same"), [(2, 2, True), (2, 3, False)])
+def test_calls_are_alike_if_all_but_the_numbers_in_tensors_is_equal(first: int, second: int, same: bool) -> None:
+    graph = symbolic_trace(lambda x: (x.sum(first - 2), (x * 2).sum(second - 2)))
+    a, b = (node for node in graph.graph.nodes if node.target == "sum")
+    values = {node.name: X for node in graph.graph.nodes}
+    search = blame._NodeSearch(DynamoGraph(graph), values, "kernels", Compilation("eager", None, Path()), False)
+    assert search._alike(a, b) == same
+
+
 def test_ops_that_crash_only_together_are_found_by_the_beginning_of_the_graph() -> None:
     def crashes(graph: torch.fx.GraphModule, _: Any) -> Any:
         if {"sin", "cos"} <= {str(getattr(node.target, "__name__", node.target)) for node in graph.graph.nodes}:

@@ -20,6 +20,7 @@ COLUMNS = 64
 """Of a drawn trajectory."""
 
 BARS = " ▁▂▃▄▅▆▇█"
+
 VERDICTS: dict[str, tuple[str, Tone, str]] = {
     "rounding": ("ROUNDING", "good", "bold green"),
     "leaves": ("LEAVES", "bad", "bold red"),

@@ -147,8 +147,13 @@ class _NodeSearch:
 
     def _alike(self, a: Node, b: Node) -> bool:
         """Whether two calls are equal but for the numbers in their tensors, so that they compile alike."""
-        looks = [map_arg((n.args, n.kwargs), lambda given: form_of(self.values.get(given.name))) for n in (a, b)]
-        return op_of(a) == op_of(b) and repr(looks[0]) == repr(looks[1])
+
+        def look(given: Node) -> Any:  # of a graph, its name: another one is something else
+            value = given.name if given.op == "get_attr" else self.values.get(given.name)
+            return form_of(value) if isinstance(value, torch.Tensor) else value
+
+        looks = [repr(map_arg((n.args, n.kwargs), look)) for n in (a, b)]
+        return a.target == b.target and looks[0] == looks[1]
 
     def beginning(self) -> list[tuple[Node, Difference]]:
         """The last node of the shortest beginning of the graph that crashes: for ops that do so in one kernel alone."""
@@ -199,10 +204,9 @@ def _drawn(graph: GraphModule) -> list[torch.Tensor]:
             like = node.meta.get("example_value")
             if not isinstance(like, torch.Tensor) or not all(type(n) is int for n in (*like.shape, *like.stride())):
                 return []
-            drawn = torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
-            found.append(
-                torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(drawn)
-            )
+            length = 1 + sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True))
+            memory = torch.randn(max(1, length), generator=generator).to(like.dtype).to(like.device)
+            found.append(memory.as_strided(like.shape, like.stride()))
     return found
 
 

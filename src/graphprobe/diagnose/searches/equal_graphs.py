@@ -46,7 +46,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def form_of(value: Any) -> Any:
-    """Shape, strides, dtype and device of a tensor, of each in a list; of all else the type."""
+    """Shape, strides, dtype, device and `requires_grad` of a tensor, of each in a list; of all else the type."""
     if isinstance(value, (list, tuple)):
         return [form_of(item) for item in value]
     if not isinstance(value, torch.Tensor):

@@ -213,7 +213,7 @@ def _explains(suspect: Suspect, launch: FaultyLaunch) -> bool:
 
 
 def _is_any(suspect: Suspect) -> bool:
-    """Whether the suspect stands for whichever launch is wrong."""
+    """Whether the suspect explains whichever launch is wrong."""
     return suspect.whole and suspect.certain.op is None
 
 
@@ -294,7 +294,7 @@ def _confirmation(launch: FaultyLaunch) -> str:
 
 
 def _guess(suspect: Suspect, graphs: Sequence[CompiledGraph], launches: dict[int, list[MixedLaunch]]) -> Suspect:
-    """With the launch that carries out the suspect's node, generated kernels first; what fails as a whole has none.
+    """With the launch that carries out the suspect's node, generated kernels first; what may be any launch has none.
 
     `launches`: of the graphs that were asked before, by id.
     """
