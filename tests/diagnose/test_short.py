@@ -418,6 +418,18 @@ def test_a_large_module_is_made_anew() -> None:
     assert "torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(p=0.1)).eval()" in only.text
 
 
+def test_the_memory_that_arguments_are_views_of_is_written_once() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((4,), (1,), 2) + y
+
+    memory = torch.arange(8.0)
+    told = Program(program, [((memory[:4], memory[4:]), {})])
+    finding = Finding(kind="crash_compile", stage="aot")
+    *_, exact = short_program(told, Compilation("eager", None, Path()), finding, "")
+    assert exact.text.count("    memory = torch.") == 1
+    assert "    x = memory.as_strided((4,), (1,), 0)\n    y = memory.as_strided((4,), (1,), 4)\n" in exact.text
+
+
 @pytest.mark.parametrize(("value", "bound"), [([1.0, torch.inf], 1.05e-6), ([torch.nan, torch.inf], 0.0)])
 def test_only_finite_elements_may_be_off(monkeypatch: pytest.MonkeyPatch, value: list[float], bound: float) -> None:
     monkeypatch.setattr(short, "allowed", lambda _: [[torch.tensor([1e-6, 8e32])]])

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from msgspec.structs import replace
 from torch.nn import Module, TransformerEncoder, TransformerEncoderLayer
 
 import graphprobe
-from graphprobe.diagnose.dossier import whole_proof
 
 POINTS, FACTORS = torch.linspace(-1, 1, 8).view(4, 2), torch.tensor([0.1, 0.2])
 
@@ -127,6 +125,26 @@ class Residual(Encoder):
         return x + self.encoder(x.cos(), src_key_padding_mask=hidden)
 
 
+def norm_of_ragged(values: torch.Tensor, offsets: torch.Tensor) -> Any:
+    ragged = torch.nested.nested_tensor_from_jagged(values, offsets)
+    return F.layer_norm(ragged * 2, [6], eps=1e-3).values() + 1
+
+
+def norm_of_parts(values: torch.Tensor, _: torch.Tensor) -> Any:
+    parts = torch.nested.as_nested_tensor([values[:3], values[3:]], layout=torch.jagged)
+    return F.layer_norm(parts, [6]).values()
+
+
+class NormOfRagged(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(6)
+
+    def forward(self, values: torch.Tensor, offsets: torch.Tensor) -> Any:
+        ragged = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=1)
+        return self.norm(ragged.relu()).values().sum(0)
+
+
 HEALTHY: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
     "infinity, one minus cosine": (one_minus_cosine, (torch.linspace(1e-4, 6e-4, 12),)),
     "infinity, atanh of tanh": (atanh_of_tanh, (torch.linspace(7, 10, 8),)),
@@ -135,6 +153,8 @@ HEALTHY: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 }
 
 HIDDEN = torch.ones(2, 4, dtype=torch.bool)
+RAGGED = (torch.linspace(-1, 1, 42).view(7, 6), torch.tensor([0, 3, 7]))
+INDEX = "IndexError: list index out of range"
 FAULTS: dict[str, tuple[Any, tuple[torch.Tensor, ...], str, str, str, str]] = {
     "stage, jacobians": (jacobians, (POINTS, FACTORS), "dynamo", "operator.mul", "q.sin() * k", "InferenceMode"),
     "stage, multiplied": (
@@ -197,6 +217,9 @@ FAULTS: dict[str, tuple[Any, tuple[torch.Tensor, ...], str, str, str, str]] = {
         "self.encoder(x.cos()",
         "non-zero numel",
     ),
+    "machinery, ragged": (norm_of_ragged, RAGGED, "dynamo", "torch.nn.functional.layer_norm", "F.layer_norm(r", INDEX),
+    "machinery, parts": (norm_of_parts, RAGGED, "dynamo", "torch.nn.functional.layer_norm", "F.layer_norm(p", INDEX),
+    "machinery, of a module": (NormOfRagged(), RAGGED, "dynamo", "LayerNorm", "self.norm(ragged.relu()", INDEX),
 }
 
 
@@ -216,13 +239,12 @@ def test_a_sibling_that_is_right_is_healthy(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_sibling_is_named_with_its_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        whole_proof, "prove_by_program", lambda _, __, finding, where: replace(finding, proof="program")
-    )
+def test_a_sibling_is_named_with_its_line_and_a_short_proof(name: str, tmp_path: Path) -> None:
     fn, args, stage, op, text, told = FAULTS[name]
     found = diagnosed(fn, args, tmp_path).findings[0]
     assert (found.stage, found.op) == (stage, op)
     assert told in found.reason and "multi_head_attention_forward" not in [found.op, *found.also]
     file, _, line = (found.source or "").rpartition(":")
     assert file == __file__ and text in Path(file).read_text("utf-8").splitlines()[int(line) - 1]
+    assert found.dossier is not None
+    assert Path(found.dossier, "repro.py").read_text("utf-8").count("\n") <= 60

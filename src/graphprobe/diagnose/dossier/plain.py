@@ -60,6 +60,7 @@ class PlainInputs:
         self.tensors: dict[str, torch.Tensor] = {}
         self.wants: list[str] = []
         self.drawn = False
+        self._memory: dict[str, str] = {}
 
     def call(self, captured: CapturedValues, names: Sequence[str]) -> list[str]:
         """Assign the values of a call to `names`; returns the names of all tensors among them, in order.
@@ -79,9 +80,12 @@ class PlainInputs:
                 self.lines.append(f"{name} = {text}")
         return tensors
 
-    def tensor(self, name: str, value: torch.Tensor) -> None:
-        """Assign a tensor of its own memory."""
-        self._assign(name, self._tensor(name, value.detach()), value.requires_grad)
+    def tensor(self, name: str, value: torch.Tensor, *, as_view: bool = False) -> None:
+        """Assign a tensor: of its own memory, or with `as_view` of all the memory that it is a view of."""
+        plain = value.detach()
+        is_view = as_view and (memory := plain.untyped_storage()).nbytes() > plain.nbytes > 0
+        text = self._view(str(memory.data_ptr()), plain, self._memory) if is_view else self._tensor(name, plain)
+        self._assign(name, text, value.requires_grad)
 
     def _assign(self, name: str, text: str, requires_grad: bool, computed: bool = False) -> None:
         if requires_grad:
@@ -134,11 +138,7 @@ class PlainInputs:
 
 def values_of(captured: Sequence[CapturedValues]) -> int:
     """Elements of all tensors."""
-    found = 0
-    for call in captured:
-        for record in _leaves(call.doc["values"]):
-            found += math.prod(record["shape"])
-    return found
+    return sum(math.prod(record["shape"]) for call in captured for record in _leaves(call.doc["values"]))
 
 
 def _leaves(records: Sequence[Any]) -> list[Any]:

@@ -414,7 +414,7 @@ class _ProgramScript:
         few = sum(value.numel() for value in tensors.values()) <= MOST_INLINE
         inputs = PlainInputs("inline" if few else "drawn")
         for key, value in tensors.items():
-            inputs.tensor(key, value)
+            inputs.tensor(key, value, as_view=self.form == "exact")
         made = {key: key for key in tensors}
         words = {*re.findall(r"\w+", " ".join([self.where, *roots.values(), *made, *inputs.lines]))}
         named = roots["fn"].isidentifier() and self.program.grad is None
