@@ -8,10 +8,11 @@ import pytest
 
 from graphprobe.analysis import breaks
 from graphprobe.analysis.breaks import fill, judge, report_from_facts, user_frame
-from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines, line_from_fact
+from graphprobe.analysis.breaks_facts import BreakFact, UncompiledFact, UserFrame, facts_from_lines
 from graphprobe.analysis.breaks_rules import RULES
 from graphprobe.analysis.breaks_text import BreakLine, Part, as_mask, parts_of, plain_name
 from graphprobe.analysis.steps import StepReport, at_least, records_from_text, report_from_records, text_records
+from graphprobe.store import json_line
 
 ITEM = """Unsupported Tensor.item() call with capture_scalar_outputs=False
   Explanation: Dynamo does not support tracing `Tensor.item()`
@@ -202,7 +203,7 @@ def test_unknown_break_gives_torchs_words_and_the_users_frame() -> None:
 
 def test_facts_survive_the_file() -> None:
     facts = [broke(), UncompiledFact(reason="because", function="f", file="a.py")]
-    data = "".join(map(line_from_fact, facts)).encode()
+    data = "".join(map(json_line, facts)).encode()
     assert facts_from_lines(data) == ([facts[0]], [facts[1]], 0)
     breaks, uncompiled, unread = facts_from_lines(data[:-10])
     assert (len(breaks), len(uncompiled), unread) == (1, 0, 1)

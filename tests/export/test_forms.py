@@ -23,7 +23,7 @@ from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.export import chrome_trace, model_explorer
 from graphprobe.export.forms import FORMS, export
 from graphprobe.records import NodeValue, Where
-from graphprobe.store import Run, StepLine, encode_step, layout
+from graphprobe.store import Run, StepLine, json_line, layout
 from report.printed_graphs import Graph, listed, node, several, written
 from store.dump_helpers import new_run
 
@@ -93,7 +93,7 @@ def run(tmp_path: Path) -> Path:
         StepLine(0, now - 9000, component="dynamo", name="trace", compile_id="0/0", thread=7),
         StepLine(1, now - 8000, component="inductor", name="lower", model=0, direction="forward", thread=7),
     ]
-    (tool_dir / layout.STEPS).write_text("".join(map(encode_step, lines)) + '{"step":0,"time_')
+    (tool_dir / layout.STEPS).write_text("".join(map(json_line, lines)) + '{"step":0,"time_')
     return tmp_path / "runs"
 
 

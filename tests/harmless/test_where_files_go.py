@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished
-from graphprobe.analysis.breaks_facts import UncompiledFact, line_from_fact
-from graphprobe.store import Run, StepLine, encode_step, open_api_dump
+from graphprobe.analysis.breaks_facts import UncompiledFact
+from graphprobe.store import Run, StepLine, json_line, open_api_dump
 
 Watch = Callable[..., Finished]
 
@@ -110,9 +110,9 @@ def test_a_path_that_is_no_utf8(watch: Watch, tmp_path: Path) -> None:
     (path,) = (tmp_path / folder).iterdir()
     argv = check_run(path).manifest.argv
     assert f"--out {folder.encode('utf-8', 'backslashreplace').decode()}" in " ".join(argv)
-    line = encode_step(StepLine(0, 0, component="dynamo", name="trace", detail="f (caf\udce9.py:1)"))
+    line = json_line(StepLine(0, 0, component="dynamo", name="trace", detail="f (caf\udce9.py:1)"))
     assert "caf\\\\udce9.py" in line
-    assert "caf\\\\udce9" in line_from_fact(UncompiledFact(file="caf\udce9", reason="x"))
+    assert "caf\\\\udce9" in json_line(UncompiledFact(file="caf\udce9", reason="x"))
 
 
 def test_a_dump_that_cannot_be_opened_is_told_in_one_line(watch: Watch) -> None:

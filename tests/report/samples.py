@@ -10,7 +10,7 @@ from typing import Any
 from graphprobe.findings import Diagnosis, Finding, LargestZ, Rung, Worst
 from graphprobe.records import Where
 from graphprobe.report.graph_diff import DiffSide, GraphDiff, diff_sides
-from graphprobe.store import StepLine, WrittenFile, encode_step, layout
+from graphprobe.store import StepLine, WrittenFile, json_line, layout
 from report.printed_graphs import printed, written
 from store.dump_helpers import new_run
 
@@ -209,8 +209,8 @@ class MadeRun:
 
     def _step(self, number: int, begin_ms: int, end_ms: int, **what: Any) -> None:
         at = self.started_ns
-        self.writer.append_text(layout.STEPS, encode_step(StepLine(number, at + begin_ms * 10**6, **what)))
-        self.writer.append_text(layout.STEPS, encode_step(StepLine(number, at + end_ms * 10**6)))
+        self.writer.append_text(layout.STEPS, json_line(StepLine(number, at + begin_ms * 10**6, **what)))
+        self.writer.append_text(layout.STEPS, json_line(StepLine(number, at + end_ms * 10**6)))
 
     def add_losses(self) -> None:
         """A graph break and a recompilation."""

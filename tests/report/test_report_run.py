@@ -18,7 +18,7 @@ from graphprobe.report.html.page import Report
 from graphprobe.report.html.render import rendered
 from graphprobe.report.html.sections_run import report_from
 from graphprobe.report.html.sources import Sources
-from graphprobe.store import Run, StepLine, encode_step, layout
+from graphprobe.store import Run, StepLine, json_line, layout
 from report.samples import MadeRun, graph
 from store.dump_helpers import StepRecord
 
@@ -62,7 +62,7 @@ def test_verdict_of_a_pass_that_raised(run: MadeRun) -> None:
 
 def test_verdict_of_a_run_that_was_killed(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = StepLine(0, run.started_ns, component="inductor", name="compile C++", detail="x.so", model=0, thread=1)
-    run.writer.append_text(layout.STEPS, encode_step(begun))
+    run.writer.append_text(layout.STEPS, json_line(begun))
     monkeypatch.setattr(Run, "state", "killed")
     verdict = report_from(run.writer.run_dir).verdict
     assert (verdict.tone, verdict.word) == ("bad", "KILLED")

@@ -79,7 +79,7 @@ def sample(root: Path) -> RunWriter:
     stages: tuple[Literal["original", "optimized"], ...] = ("original", "optimized")
     for stage in stages:
         path = layout.ir_file(Where(model=0, direction="forward"), stage, number=record.take())
-        record.put("ir", where, layout.ir_name("forward", stage), path, stage)
+        record.put("ir", where, layout.graph_name("forward", stage), path, stage)
     record.put("code", where, "output_code", layout.code_file(Where(model=0, direction="forward")), "code")
     record.put(
         "ops",

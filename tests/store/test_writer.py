@@ -384,7 +384,7 @@ def test_names_are_those_of_the_documented_tree() -> None:
     assert layout.compile_file(0) == "model__0/compile.json"
     assert layout.dynamo_file(0) == "model__0/dynamo_out_graph.txt"
     assert layout.graph_name("forward") == "aot_forward_graph"
-    assert layout.ir_name("forward", "original") == "aot_forward_original_graph"
+    assert layout.graph_name("forward", "original") == "aot_forward_original_graph"
     started, name = datetime(2026, 1, 2, 3, 4, 5, 6), "run_2026_01_02_03_04_05_000006-pid_42"
     assert layout.run_folder(started=started, pid=42, rank=None) == name, "torch's time format"
     assert layout.run_folder(started=started, pid=42, rank=0) == f"{name}-rank_0"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from graphprobe.errors import last_line
 from graphprobe.records import Int64
-from graphprobe.store.schema import UNREADABLE, json_from_value
+from graphprobe.store.schema import UNREADABLE
 
 
 class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -101,25 +103,13 @@ Fact = BreakFact | UncompiledFact
 def facts_from_lines(data: bytes) -> tuple[list[BreakFact], list[UncompiledFact], int]:
     """The facts of a `graph_breaks.jsonl`, and how many lines of it could not be read."""
     decoder = msgspec.json.Decoder(Fact)
-    breaks: list[BreakFact] = []
-    uncompiled: list[UncompiledFact] = []
-    unread = 0
-    for line in filter(None, data.split(b"\n")):
-        try:
-            fact = decoder.decode(line)
-        except UNREADABLE:
-            unread += 1
-            continue
-        if isinstance(fact, BreakFact):
-            breaks.append(fact)
-        else:
-            uncompiled.append(fact)
-    return breaks, uncompiled, unread
-
-
-def line_from_fact(fact: Fact) -> str:
-    """The fact as one line of `graph_breaks.jsonl`, with its newline."""
-    return json_from_value(fact).decode() + "\n"
+    facts: list[Fact] = []
+    lines = list(filter(None, data.split(b"\n")))
+    for line in lines:
+        with contextlib.suppress(*UNREADABLE):
+            facts.append(decoder.decode(line))
+    breaks = [fact for fact in facts if isinstance(fact, BreakFact)]
+    return breaks, [fact for fact in facts if isinstance(fact, UncompiledFact)], len(lines) - len(facts)
 
 
 class HeardBreaks:

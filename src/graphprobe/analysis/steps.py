@@ -12,7 +12,7 @@ import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.store import layout
-from graphprobe.store.files import read_file
+from graphprobe.store.files import read_or_refuse
 from graphprobe.store.reader import Run, State
 from graphprobe.store.step_file import StepRecord, read_steps
 
@@ -100,10 +100,7 @@ def records_from_text(text: str) -> list[LogRecord]:
 
 def records_from_file(path: Path, *, below: Path | None = None) -> list[LogRecord]:
     """The records of a log; raises UsageError where it cannot be read, or is a link that leads out of `below`."""
-    try:
-        return records_from_text(read_file(path, below=below).decode("utf-8", "replace"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    return records_from_text(read_or_refuse(path, UsageError, below=below).decode("utf-8", "replace"))
 
 
 def component_records(run: Run, component: str | None) -> list[LogRecord]:
@@ -124,9 +121,7 @@ def component_records(run: Run, component: str | None) -> list[LogRecord]:
             )
     main = run.tool_dir / layout.LOG
     records = records_from_file(main, below=run.tool_dir) if main.exists() else []
-    if component is None:
-        return records
-    return [record for record in records if _is_of(record, component)]
+    return [record for record in records if component is None or _is_of(record, component)]
 
 
 def text_records(records: Iterable[LogRecord], component: str) -> list[LogRecord]:
@@ -140,9 +135,7 @@ def text_records(records: Iterable[LogRecord], component: str) -> list[LogRecord
 
 def at_least(records: Iterable[LogRecord], level: str) -> Iterator[LogRecord]:
     """Those of `level` or worse; text that is no log line is none."""
-    for record in records:
-        if record.level is not None and LEVELS.get(record.level, 0) >= LEVELS[level]:
-            yield record
+    return (record for record in records if record.level and LEVELS.get(record.level, 0) >= LEVELS[level])
 
 
 def _begun(number: int, line: str) -> LogRecord | None:

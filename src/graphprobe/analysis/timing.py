@@ -11,7 +11,7 @@ import msgspec
 
 from graphprobe.errors import UsageError
 from graphprobe.records import Int64
-from graphprobe.store.files import read_file
+from graphprobe.store.files import read_or_refuse
 from graphprobe.store.schema import UNREADABLE, json_from_value
 
 FORMAT = "graphprobe-profile"
@@ -20,20 +20,9 @@ VERSION = 1
 Kind = Literal["phase", "pass", "import", "build", "load"]
 
 FRAMES = frozenset(
-    {
-        "dynamo",
-        "entire_frame_compile",
-        "compile_attempt",
-        "backend_compile",
-        "create_aot_dispatcher_function",
-        "compile_fx.<locals>.fw_compiler_base",
-        "compile_fx.<locals>.bw_compiler",
-        "inductor_compile",
-        "fx_codegen_and_compile",
-        "GraphLowering.compile_to_fn",
-        "code_gen",
-        "entire_backward_compile",
-    }
+    "dynamo entire_frame_compile compile_attempt backend_compile create_aot_dispatcher_function "
+    "compile_fx.<locals>.fw_compiler_base compile_fx.<locals>.bw_compiler inductor_compile fx_codegen_and_compile "
+    "GraphLowering.compile_to_fn code_gen entire_backward_compile".split()
 )
 """These only hold other phases: what they spend between those has no name of its own."""
 
@@ -181,10 +170,7 @@ def read_profile(path: str | Path) -> Profile:
     Raises:
         UsageError: there is no such file, or it holds something else, or spans that do not fit together.
     """
-    try:
-        data = read_file(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    data = read_or_refuse(path, UsageError)
     hint = "expected a file that graphprobe profile has written"
     try:
         head = msgspec.json.decode(data)

@@ -29,7 +29,7 @@ from graphprobe.records import (
 )
 from graphprobe.report.graph_nodes import SHORT_DTYPES, Graph, GraphNode, shown_value
 from graphprobe.store import layout
-from graphprobe.store.schema import json_from_value
+from graphprobe.store.schema import json_line
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 NO_SOURCE = ("placeholder", "output")
@@ -206,7 +206,7 @@ class GraphFacts:
             )
             self._told = len(self._targets), len(self._sources)
             self._nodes = []
-            self._lost = not self._writer.append_text(self._file, json_from_value(line).decode() + "\n")
+            self._lost = not self._writer.append_text(self._file, json_line(line))
 
     def _graph(self, path: str, gm: Any, known: Mapping[int, list[str]]) -> GraphRuns:
         marks = known.get(id(gm)) or node_marks(gm)[id(gm)]

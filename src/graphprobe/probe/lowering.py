@@ -243,7 +243,7 @@ class LoweringRecorder:
         path = partial(layout.ir_file, self._where, stage, extension=extension, nested=nested)
         file = self._trail.write_numbered(lambda number: path(number=number), view.source)
         where = msgspec.structs.replace(self._where, phase="lowering", subgraph=nested)
-        name = layout.ir_name(self._direction, stage)
+        name = layout.graph_name(self._direction, stage)
         self._writer.event(where=where, kind="ir", name=name, file=file, nodes_after=len(ir.nodes))
         if file is not None:
             self._trail.write_beside(file, view, phase="lowering")

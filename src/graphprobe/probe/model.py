@@ -183,7 +183,7 @@ class ModelRecorder:
         """The graph of a backend without an IR of its own, in the form that was asked for."""
         extension = self.settings.graph_dump
         # What AOTAutograd never saw is not called after it.
-        name = layout.ir_name(direction, stage) if self.saw_aot else f"{direction}_{stage}_graph"
+        name = layout.graph_name(direction, stage) if self.saw_aot else f"{direction}_{stage}_graph"
         view = fx_file(extension, gm, title=f"model__{self.number} {direction}", eager=not self.saw_aot)
         trail = self.trail(direction)
         where = msgspec.structs.replace(self.where, direction=direction, phase="backend")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from graphprobe.analysis.breaks_facts import Fact, line_from_fact
+from graphprobe.analysis.breaks_facts import Fact
 from graphprobe.analysis.recompile_facts import Recompile
 from graphprobe.errors import GraphprobeWarning, last_line
 from graphprobe.internals.compiler_logs import CompilerLogs, plan_from_text
@@ -31,7 +31,7 @@ from graphprobe.probe.step_log import StepLog, StepWatch, begin, begin_pass
 from graphprobe.records import CompilerSettings, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
-from graphprobe.store.schema import json_from_value
+from graphprobe.store.schema import json_line
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
@@ -273,14 +273,14 @@ class Session:
     def graph_break(self, fact: Fact, backend: object) -> None:
         here = self._here() if self.wants(backend) else None
         if here is not None:
-            append_fact(here.writer, layout.BREAKS, line_from_fact(fact))
+            append_fact(here.writer, layout.BREAKS, json_line(fact))
 
     uncompiled = graph_break
 
     def recompiled(self, fact: Recompile, backend: object) -> None:
         here = self._here() if self.wants(backend) else None
         if here is not None:
-            append_fact(here.writer, layout.RECOMPILES, json_from_value(fact).decode() + "\n")
+            append_fact(here.writer, layout.RECOMPILES, json_line(fact))
 
     def failed(self, what: str, details: str) -> None:
         if self.writer.forked:

@@ -12,7 +12,8 @@ from graphprobe.internals.compiler_logs import LogsPlan
 from graphprobe.internals.context import Frame
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.store import layout
-from graphprobe.store.step_file import StepLine, encode_step
+from graphprobe.store.schema import json_line
+from graphprobe.store.step_file import StepLine
 from graphprobe.store.writer import RunWriter
 
 
@@ -35,7 +36,7 @@ class StepLog:
             step, self._next = self._next, self._next + 1
             self._open.setdefault(thread, []).append(step)
         line = StepLine(step, time.time_ns(), component, name, detail, **where, thread=thread)
-        self._writer.append_text(layout.STEPS, encode_step(line))
+        self._writer.append_text(layout.STEPS, json_line(line))
         return step
 
     def end(self, step: int | None, error: BaseException | None = None) -> None:
@@ -53,7 +54,7 @@ class StepLog:
                 del self._open[thread]
         text = None if error is None else _described(error)
         now = time.time_ns()
-        lines = [encode_step(StepLine(one, now, error=text)) for one in reversed(ended)]
+        lines = [json_line(StepLine(one, now, error=text)) for one in reversed(ended)]
         self._writer.append_text(layout.STEPS, "".join(lines))
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from graphprobe.store.dump_reader import DumpedOp, DumpFolder, open_dump
     from graphprobe.store.foreign.ptdbg import PtdbgDump
     from graphprobe.store.reader import Run
-    from graphprobe.store.step_file import StepLine, encode_step
+    from graphprobe.store.schema import json_line
+    from graphprobe.store.step_file import StepLine
     from graphprobe.store.writer import RunWriter, WrittenFile
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "Scalar",
     "StepLine",
     "WrittenFile",
-    "encode_step",
+    "json_line",
     "layout",
     "open_api_dump",
     "open_dump",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,18 +43,22 @@ STAT_NAMES = TensorStats.__struct_fields__
 _OPEN_SHARDS = 64
 _CALL, _STACK = msgspec.json.Decoder(ApiRecord), msgspec.json.Decoder(StackLine)
 
-T = TypeVar("T")
+RankT = TypeVar("RankT")
 
 
-class OwnDump:
-    """What is the same in graphprobe's dumps of calls and of compiled graphs: values lie in safetensors files."""
+class OwnDump(Generic[RankT]):
+    """What is the same in graphprobe's dumps of calls and of compiled graphs: values are in safetensors files."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, by_rank: dict[int, RankT]) -> None:
         self.title = title
+        self.by_rank = by_rank
         self._shards: dict[Path, Shard] = {}
         # Threads judge. The hash of a path is computed in Python, in the middle of what a dict does with it.
         self._opening = threading.Lock()
         self._problems: dict[str, None] = {}
+
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.by_rank))
 
     def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
         if not slot.value or slot.meta is None:
@@ -74,10 +79,10 @@ class OwnDump:
         """The file of a slot's values, and their name in it."""
         raise NotImplementedError
 
-    def _one(self, ranks: dict[int, T], rank: int) -> T:
-        if rank not in ranks:
-            raise ArtifactNotFoundError(f"{self.title} has no rank {rank}; it has {sorted(ranks)}")
-        return ranks[rank]
+    def _one(self, rank: int) -> RankT:
+        if rank not in self.by_rank:
+            raise ArtifactNotFoundError(f"{self.title} has no rank {rank}; it has {sorted(self.by_rank)}")
+        return self.by_rank[rank]
 
 
 def facts_of(manifest: Manifest, ranks: int, own: dict[str, Any], **more: Any) -> dict[str, str]:
@@ -87,56 +92,36 @@ def facts_of(manifest: Manifest, ranks: int, own: dict[str, Any], **more: Any) -
     return {name: str(value) for name, value in facts.items() if value}
 
 
-class ApiRank:
-    """What one process wrote: its folder and its manifest."""
+class ApiRank(NamedTuple):
+    """What one process wrote."""
 
-    def __init__(self, folder: Path, manifest: ApiManifest) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self._stacks: dict[int, tuple[str, ...]] | None = None
-
-    def steps(self) -> tuple[int, ...]:
-        """Steps that have a file of calls, ascending."""
-        found = []
-        for path in self.folder.glob(f"{STEP_PREFIX}*/{CALLS}"):
-            digits = path.parent.name.removeprefix(STEP_PREFIX)
-            if digits.isdecimal():
-                found.append(int(digits))
-        return tuple(sorted(found))
-
-    def stack(self, number: int | None, problems: dict[str, None]) -> tuple[str, ...]:
-        """The frames of a stack; empty for none."""
-        if number is None:
-            return ()
-        if self._stacks is None:
-            lines = lines_of(self.folder / STACKS, _STACK, tell=problems.setdefault)
-            self._stacks = {line.stack: line.frames for _, _, line in lines}
-        return self._stacks.get(number, ())
+    folder: Path
+    manifest: ApiManifest
 
 
-class ApiDump(OwnDump):
+class ApiDump(OwnDump[ApiRank]):
     """An API dump of one or more ranks, see `store.calls.CallDump`."""
 
     format = "graphprobe-api"
 
     def __init__(self, title: str, ranks: dict[int, ApiRank], *, only_step: int | None = None) -> None:
-        super().__init__(title)
-        self.by_rank = ranks
+        super().__init__(title, ranks)
         first = ranks[min(ranks)].manifest
         own = {"task": first.plan.get("data"), "level": first.plan.get("level")}
         self.facts = facts_of(first, len(ranks), own, world_size=first.world_size)
         self._only_step = only_step
         self._named: set[Path] = set()
-
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self.by_rank))
+        self._stacks = functools.cache(self._read_stacks)
 
     def steps(self, rank: int) -> tuple[int, ...]:
-        steps = self._one(self.by_rank, rank).steps()
-        return steps if self._only_step is None else tuple(step for step in steps if step == self._only_step)
+        """Steps that have a file of calls, ascending."""
+        paths = self._one(rank).folder.glob(f"{STEP_PREFIX}*/{CALLS}")
+        found = (path.parent.name.removeprefix(STEP_PREFIX) for path in paths)
+        steps = sorted(int(digits) for digits in found if digits.isdecimal())
+        return tuple(step for step in steps if self._only_step in (None, step))
 
     def calls(self, rank: int, step: int) -> Iterator[Call]:
-        one = self._one(self.by_rank, rank)
+        one = self._one(rank)
         path = one.folder / step_folder(step) / CALLS
         return (self._call(r, rank, step, one) for _, _, r in lines_of(path, _CALL, tell=self._problems.setdefault))
 
@@ -144,7 +129,7 @@ class ApiDump(OwnDump):
         shard, _, name = slot.value.partition(":")
         if os.path.isabs(shard) or ".." in Path(shard).parts:
             raise ArtifactNotFoundError(f"{self.title}: {slot.name} of {call.label} lies outside the dump: {shard}")
-        return self._one(self.by_rank, call.rank).folder / shard, name
+        return self._one(call.rank).folder / shard, name
 
     def problems(self) -> tuple[str, ...]:
         said = told_of_dumps((one.folder, one.manifest) for one in self.by_rank.values())
@@ -173,11 +158,15 @@ class ApiDump(OwnDump):
             rank=rank,
             module=record.module,
             source=record.source,
-            stack=one.stack(record.stack, self._problems),
+            stack=self._stacks(rank).get(record.stack, ()) if record.stack is not None else (),
             slots=tuple([_slot(slot) for slot in record.slots]),
             notes=record.notes,
             compiled=record.compiled,
         )
+
+    def _read_stacks(self, rank: int) -> dict[int, tuple[str, ...]]:
+        lines = lines_of(self._one(rank).folder / STACKS, _STACK, tell=self._problems.setdefault)
+        return {line.stack: line.frames for _, _, line in lines}
 
 
 def open_api_dump(path: str | Path) -> CallDump:
@@ -193,11 +182,8 @@ def open_api_dump(path: str | Path) -> CallDump:
     own = manifest_in(folder)
     if own is not None:
         return ApiDump(str(path), {own.rank: ApiRank(folder, own)})
-    ranks = {}
-    for file in sorted(folder.glob(f"{RANK_PREFIX}*/{layout.MANIFEST}")):
-        manifest = manifest_in(file.parent)
-        if manifest is not None:
-            ranks[manifest.rank] = ApiRank(file.parent, manifest)
+    folders = [file.parent for file in sorted(folder.glob(f"{RANK_PREFIX}*/{layout.MANIFEST}"))]
+    ranks = {found.rank: ApiRank(one, found) for one in folders if (found := manifest_in(one)) is not None}
     if ranks:
         return ApiDump(str(path), ranks)
     above = manifest_in(folder.absolute().parent)

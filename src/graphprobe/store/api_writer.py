@@ -32,8 +32,9 @@ from graphprobe.store.calls import (
     shard_file,
     step_folder,
 )
+from graphprobe.store.dump_dtypes import Array
 from graphprobe.store.dump_format import encode_tensors
-from graphprobe.store.dump_queue import INTERVAL_S, Array, BudgetReachedError, QueuedWriter, check_bounds
+from graphprobe.store.dump_queue import INTERVAL_S, BudgetReachedError, QueuedWriter, check_bounds
 from graphprobe.store.files import folder_below, replace_file
 from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, making
 from graphprobe.store.schema import json_from_value
@@ -133,7 +134,6 @@ class RawCall(msgspec.Struct, gc=False):
 
     @property
     def label(self) -> str:
-        """Of the record."""
         return f"{self.head.label}.{self.direction}"
 
 
@@ -267,10 +267,8 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
         self.save(unless_newer_than_s=SAVE_SECONDS)
 
     def _close_files(self) -> None:
-        for file in self._files.values():
+        for file in filter(None, (*self._files.values(), self._stack_file)):
             file.close()
-        if self._stack_file is not None:
-            self._stack_file.close()
 
     def _record(self, call: RawCall) -> ApiRecord:
         head = call.head

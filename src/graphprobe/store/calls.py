@@ -125,8 +125,8 @@ class CompiledRegion(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     operations: int = 0
 
 
-class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """One call of an API, one run of a module, one step of an optimizer, or one op of a compiled graph.
+class CalledApi(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """What was called, and where: one call of an API, run of a module, step of an optimizer, or op of a compiled graph.
 
     Attributes:
         position: in its dump and rank, from 0, in the order of execution.
@@ -136,26 +136,34 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fal
         label: its name in the dump, unique within rank and step: `linear.3.forward`, `1478_Tensor_permute_forward`.
         direction: a backward belongs to the forward call of the same `api` and `index`.
         index: how many calls of the same kind and `api` came before in its step; -1 where the dump does not tell.
-        step: training step, 0 where nobody counts.
-        rank: of the process.
         module: path of the innermost module that was running, e.g. `layers.3.attention`; of a module its own path.
         source: `file.py:12`, the line of the program; empty if the dump has no stacks.
+    """
+
+    position: Number
+    kind: CallKind
+    api: str
+    label: str
+    direction: CallDirection = "forward"
+    index: Number = -1
+    module: str = ""
+    source: str = ""
+
+
+class Call(CalledApi, frozen=True, kw_only=True):
+    """One call, as readers return it.
+
+    Attributes:
+        step: training step, 0 where nobody counts.
+        rank: of the process.
         stack: outermost frame last: `file.py:12 in forward: x = self.fc(x)`.
         slots: in the order of the signature.
         notes: what a reader should know.
         compiled: of the forward of compiled code; None for other calls, and of dumps that do not tell.
     """
 
-    position: int
-    kind: CallKind
-    api: str
-    label: str
-    direction: CallDirection = "forward"
-    index: int = -1
     step: int = 0
     rank: int = 0
-    module: str = ""
-    source: str = ""
     stack: tuple[str, ...] = ()
     slots: tuple[CallSlot, ...] = ()
     notes: tuple[str, ...] = ()
@@ -198,23 +206,15 @@ class WrittenSlot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     held: Holder = ""
 
 
-class ApiRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+class ApiRecord(CalledApi, frozen=True, kw_only=True):
     """One call: a line of `calls.jsonl`. The step and the rank are those of the folder.
 
     Attributes:
-        position, kind, api, label, direction, index, module, source, slots, notes, compiled: as in `Call`.
+        slots, notes, compiled: as in `Call`.
         stack: number of a line in `stacks.jsonl`; None without one.
         thread: name of the thread, empty for the one that began the dump.
     """
 
-    position: Number
-    kind: CallKind
-    api: str
-    label: str
-    direction: CallDirection = "forward"
-    index: Number = -1
-    module: str = ""
-    source: str = ""
     stack: int | None = None
     thread: str = ""
     slots: tuple[WrittenSlot, ...] = ()
@@ -307,15 +307,10 @@ class WithStatistics:
     def __init__(self, dump: CallDump, *, most_bytes: float = math.inf) -> None:
         """`most_bytes`: of values, as float64, that are read; `unread` says whether there were more."""
         self.title, self.format, self.facts = dump.title, dump.format, dump.facts
+        self.ranks, self.steps, self.values = dump.ranks, dump.steps, dump.values
         self.unread = False
         self._dump, self._left = dump, most_bytes
         self._problems: dict[str, None] = {}
-
-    def ranks(self) -> tuple[int, ...]:
-        return self._dump.ranks()
-
-    def steps(self, rank: int) -> tuple[int, ...]:
-        return self._dump.steps(rank)
 
     def calls(self, rank: int, step: int) -> Iterator[Call]:
         return map(self.filled, self._dump.calls(rank, step))
@@ -323,9 +318,6 @@ class WithStatistics:
     def filled(self, call: Call) -> Call:
         """One call of the dump, with them."""
         return msgspec.structs.replace(call, slots=tuple(self._filled(call, slot) for slot in call.slots))
-
-    def values(self, call: Call, slot: CallSlot) -> npt.NDArray[np.generic]:
-        return self._dump.values(call, slot)
 
     def problems(self) -> tuple[str, ...]:
         return (*self._dump.problems(), *self._problems)
@@ -353,11 +345,7 @@ class WithStatistics:
 
 def with_statistics(dump: CallDump) -> CallDump:
     """The dump; where it has values alone, with statistics and digests, which tell what came of which call."""
-    return WithStatistics(dump) if _kept(dump) == {"values"} else dump
-
-
-def _kept(dump: CallDump) -> set[str]:
-    """What the first calls of a dump have of their tensors."""
     calls = (call for rank in dump.ranks() for step in dump.steps(rank) for call in dump.calls(rank, step))
     slots = [slot for call in itertools.islice(calls, FIRST_CALLS) for slot in call.slots]
-    return {"values" for slot in slots if slot.value} | {"statistics" for slot in slots if slot.stats is not None}
+    values_alone = any(slot.value for slot in slots) and all(slot.stats is None for slot in slots)
+    return WithStatistics(dump) if values_alone else dump

@@ -8,7 +8,7 @@ import msgspec
 
 from graphprobe.errors import UsageError
 from graphprobe.findings import DIAGNOSIS_SCHEMA, Finding, FunctionDiagnosis, ScriptDocument, read_document
-from graphprobe.store.files import read_file
+from graphprobe.store.files import read_file, read_or_refuse
 from graphprobe.store.schema import UNREADABLE, check_version
 
 FINDING = "finding.json"
@@ -81,7 +81,7 @@ def read_diagnosed(path: Path) -> Diagnosed:
         findings = [_finding(folder) for folder in folders]
         known = FunctionDiagnosis(function="", verdict="fault", findings=findings)
         return Diagnosed(path=path, diagnoses=[known], partial=True)
-    data = _bytes(path)
+    data = read_or_refuse(path, UsageError)
     try:
         document = msgspec.json.decode(data)
         if not is_diagnosis(document):
@@ -105,22 +105,15 @@ def proof_of(finding: Finding, beside: Path) -> Path | None:
         return None
     named = Path(finding.dossier)
     around = beside if beside.is_dir() else beside.parent
-    candidates = [named, around, around / named.name, *(around / named.parent.name / named.name,)]
+    candidates = [named, around, around / named.name, around / named.parent.name / named.name]
     return next((path for path in candidates if path.name == named.name and (path / FINDING).is_file()), None)
 
 
 def _finding(folder: Path) -> Finding:
     path = folder / FINDING
     try:
-        finding = read_document(msgspec.json.decode(_bytes(path)), Finding)
+        finding = read_document(msgspec.json.decode(read_or_refuse(path, UsageError)), Finding)
     except UNREADABLE as error:
         raise UsageError(f"{path} is no finding: {error}", hint="name a folder of graphprobe diagnose") from error
     finding.dossier = str(folder)
     return finding
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,18 +12,17 @@ import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.records import STATISTICS
-from graphprobe.store import layout
 from graphprobe.store.dump_dtypes import Array
 from graphprobe.store.dump_format import COLUMNS, OpFile, StatsRow, read_stats
 from graphprobe.store.dump_reader import LoadedValue, open_dump
 from graphprobe.store.dump_records import STATS
-from graphprobe.store.files import check_replaced
+from graphprobe.store.files import check_replaced, replacing
 from graphprobe.store.foreign.checked import mapped_npy
 
 Format = Literal["npy", "txt"]
 
 _MAX_SLOT_LENGTH = 64
-_counter = itertools.count()
+_ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _DIGITS = {2: 5, 4: 9, 8: 17}
 """Decimal digits that tell the numbers of a binary float of so many bytes apart (IEEE 754, 5.12.2)."""
 
@@ -43,7 +39,7 @@ def write_text(file: BinaryIO, array: Array, *, dtype: str, note: str = "") -> N
     file.write(("\n".join(header) + "\n").encode())
     if array.dtype.names:
         for row in _rows(array):
-            file.write(("\t".join(map(_one_line, row)) + "\n").encode())
+            file.write(f"{row}\n".encode())
     elif array.size:
         rows = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
         np.savetxt(file, rows, fmt=_format(array.dtype), newline="\n")
@@ -59,15 +55,10 @@ def _format(dtype: np.dtype[Any]) -> str:
     return "%s"
 
 
-def _rows(array: Array) -> Iterator[tuple[str, ...]]:
-    """The names of the columns, then each row; what is not filled is empty."""
-    yield tuple(array.dtype.names or ())
-    for row in array.tolist():
-        yield tuple("" if item != item else str(item) for item in row)
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+def _rows(array: Array) -> Iterator[str]:
+    """The names of the columns, then each row, with tabs between the cells; what is not filled is empty."""
+    for row in (array.dtype.names or (), *array.tolist()):
+        yield "\t".join("" if item != item else str(item).translate(_ESCAPES) for item in row)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -141,19 +132,15 @@ def convert(target: Target, *, to: Format, force: bool) -> Converted:
         UsageError: the target exists by now and `force` is False, or cannot be written.
     """
     array, dtype, note = _load(target)
-    temporary = target.path.with_name(f"{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}")
     try:
         target.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            _write(file, array, to, dtype, note)
-        if not force and target.path.exists():
-            raise UsageError(f"{target.path} exists already", hint="--force overwrites")
-        os.replace(temporary, target.path)
+        with replacing(target.path) as temporary:
+            with open(temporary, "xb") as file:
+                _write(file, array, to, dtype, note)
+            if not force and target.path.exists():
+                raise UsageError(f"{target.path} exists already", hint="--force overwrites")
     except OSError as error:
         raise UsageError(f"{target.path} cannot be written: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
     return Converted(target.source, target.slot, target.path, dtype, array.shape, note)
 
 

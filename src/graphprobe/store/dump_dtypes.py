@@ -10,12 +10,21 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError
-from graphprobe.numerics.item_kinds import TABLES
+from graphprobe.numerics.item_kinds import ITEM_KINDS, TABLES
 
 RAW = "U8"
 """What a dtype that safetensors lacks is stored as: its bytes, with the item size as one more dimension."""
 
 Array = np.ndarray[Any, Any]
+
+_STORED = dict(
+    pair.split(":")
+    for pair in "bool:BOOL uint8:U8 uint16:U16 uint32:U32 uint64:U64 int8:I8 int16:I16 int32:I32 int64:I64 float16:F16 "
+    "float32:F32 float64:F64 bfloat16:BF16 float8_e4m3fn:F8_E4M3 float8_e5m2:F8_E5M2".split()
+)
+"""Names in safetensors."""
+_OF_NUMPY = ("bool", "complex64", "complex128")
+"""Dtypes that numpy has, though statistics read their items as others."""
 
 
 class StoredDtype(msgspec.Struct, frozen=True):
@@ -33,41 +42,16 @@ class StoredDtype(msgspec.Struct, frozen=True):
 
 
 STORED_DTYPES: dict[str, StoredDtype] = {
-    "bool": StoredDtype(1, "BOOL", "bool"),
-    "uint8": StoredDtype(1, "U8", "uint8"),
-    "uint16": StoredDtype(2, "U16", "uint16"),
-    "uint32": StoredDtype(4, "U32", "uint32"),
-    "uint64": StoredDtype(8, "U64", "uint64"),
-    "int8": StoredDtype(1, "I8", "int8"),
-    "int16": StoredDtype(2, "I16", "int16"),
-    "int32": StoredDtype(4, "I32", "int32"),
-    "int64": StoredDtype(8, "I64", "int64"),
-    "float16": StoredDtype(2, "F16", "float16"),
-    "float32": StoredDtype(4, "F32", "float32"),
-    "float64": StoredDtype(8, "F64", "float64"),
-    "bfloat16": StoredDtype(2, "BF16"),
-    "float8_e4m3fn": StoredDtype(1, "F8_E4M3"),
-    "float8_e5m2": StoredDtype(1, "F8_E5M2"),
-    "float8_e4m3fnuz": StoredDtype(1),
-    "float8_e5m2fnuz": StoredDtype(1),
-    "float8_e8m0fnu": StoredDtype(1),
-    "float4_e2m1fn_x2": StoredDtype(1),
-    "complex32": StoredDtype(4),
-    "complex64": StoredDtype(8, None, "complex64"),
-    "complex128": StoredDtype(16, None, "complex128"),
+    name: StoredDtype(kind.size, _STORED.get(name), name if kind.codes == name or name in _OF_NUMPY else None)
+    for name, kind in ITEM_KINDS.items()
 }
 """By torch's name without the prefix. A dtype that is not here is stored as raw bytes, too."""
-
-
-def count_from_shape(shape: tuple[int, ...]) -> int:
-    """Number of elements; 1 for a 0-d tensor."""
-    return math.prod(shape)
 
 
 def size_from_meta(dtype: str, shape: tuple[int, ...]) -> int | None:
     """Bytes of the values, None for a dtype that is not in the table."""
     known = STORED_DTYPES.get(dtype)
-    return None if known is None else known.size_bytes * count_from_shape(shape)
+    return None if known is None else known.size_bytes * math.prod(shape)
 
 
 def stored_from_meta(dtype: str, shape: tuple[int, ...], size_bytes: int) -> tuple[str, tuple[int, ...], int]:

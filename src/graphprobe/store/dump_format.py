@@ -17,14 +17,8 @@ from graphprobe.errors import ArtifactNotFoundError, SchemaError
 from graphprobe.records import STATISTICS, TensorMeta, TensorStats
 from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes, size_from_meta, stored_from_meta
-from graphprobe.store.dump_records import (
-    DUMP_SCHEMA,
-    Data,
-    DumpRecord,
-    OpInfo,
-    Place,
-)
-from graphprobe.store.files import open_file, read_file
+from graphprobe.store.dump_records import DUMP_SCHEMA, Data, DumpRecord, OpInfo, Place
+from graphprobe.store.files import open_file, read_or_refuse
 from graphprobe.store.schema import UNREADABLE, check_version, json_from_value
 
 RECORD_KEY = "graphprobe.record"
@@ -266,10 +260,7 @@ def read_stats(path: Path, problems: list[str]) -> Iterator[StatsRow]:
         ArtifactNotFoundError: there is no such file, or it cannot be read.
         SchemaError: its first line is not the header of these statistics.
     """
-    try:
-        data = read_file(path)
-    except OSError as error:
-        raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    data = read_or_refuse(path, ArtifactNotFoundError)
     whole, _, torn = data.rpartition(b"\r\n")
     if torn:
         problems.append(f"{path}: the last line is cut off, as by a killed process or a full disk")
@@ -353,7 +344,8 @@ class OpForm:
     ) -> tuple[bytes, bytes]:
         """An execution with statistics only: its line in the index, as `DumpRecord` encodes, and its rows."""
         if not self._head:
-            self._tail = _members(_Tail(self.slots, self.notes)) + b"}\n"
+            members = json_from_value(_Tail(self.slots, self.notes))[1:-1]
+            self._tail = (b"," + members if members else b"") + b"}\n"
             self._rows = tuple(RowForm.of(self.op, slot) for slot in self.tensors)
             self._head = json_from_value(self.op)
         line = b'{"seq":%d,"time_us":%d,"op":%b%b%b%b' % (
@@ -389,12 +381,6 @@ class _Tail(msgspec.Struct, frozen=True, omit_defaults=True):
 def encode_place(place: Place, file: str) -> bytes:
     """The place and the file of a `DumpRecord`, as they stand in its JSON after the op."""
     return b',"place":' + json_from_value(place) + b',"file":' + json_from_value(file)
-
-
-def _members(struct: msgspec.Struct) -> bytes:
-    """The members of a JSON object, each behind a comma."""
-    text = json_from_value(struct)[1:-1]
-    return b"," + text if text else b""
 
 
 def numbers_text(numbers: Iterable[float | int | None]) -> str:

@@ -11,15 +11,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from graphprobe.errors import UsageError
 from graphprobe.settings import text_from_size
+from graphprobe.store.dump_dtypes import Array
 from graphprobe.store.manifest import DumpedManifest, LiveWriter
-
-Array = np.ndarray[Any, Any]
 
 _SMALLEST_BYTES = 64 * 1024
 """What is smaller comes from the heap, which does this by itself."""
@@ -57,7 +56,10 @@ class CopyPool:
     def copy(self, view: memoryview) -> Array:
         """A copy of `view`, which is not empty: uint8, 1-d."""
         source = np.frombuffer(view, dtype=np.uint8)
-        target = self._take(source.size) if source.size >= _SMALLEST_BYTES else None
+        target = None
+        if source.size >= _SMALLEST_BYTES:
+            with self._lock:
+                target = self._drop_one(source.size) if source.size in self._idle else None
         if target is None:
             return source.copy()
         np.copyto(target, source)
@@ -75,14 +77,9 @@ class CopyPool:
                 self._drop_one(next(iter(self._idle)))
 
     def clear(self) -> None:
-        """Let go of everything."""
         with self._lock:
             self._idle.clear()
             self.idle_bytes = 0
-
-    def _take(self, size_bytes: int) -> Array | None:
-        with self._lock:
-            return self._drop_one(size_bytes) if size_bytes in self._idle else None
 
     def _drop_one(self, size_bytes: int) -> Array:
         array = self._idle[size_bytes].pop()
@@ -173,7 +170,7 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
         """End the dump once all that was handed in is written. Only the first call counts."""
         if self.silent:
             return
-        self._closed = True
+        self.closed = True
         if self._drainer == threading.get_ident():  # a signal handler, which is to wait for the writing thread
             self._give_up_writing()
         self._wake.set()
@@ -189,7 +186,7 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
 
     def hand_in(self, item: T) -> bool:
         """Put an item into the queue; nothing in it may change any more. False where nothing is written any more."""
-        if self._closed or _forks != self._made_after:
+        if self.closed or _forks != self._made_after:
             return False
         self._items.append(item)
         self._handed_bytes += item.size_bytes
@@ -206,7 +203,7 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
             with self._room:
                 self._blocked += 1
                 self._wake.set()
-                self._room.wait_for(lambda: self._closed or not self._items or not self._is_full())
+                self._room.wait_for(lambda: self.closed or not self._items or not self._is_full())
                 self._blocked -= 1
                 self._own.blocked_ns += time.perf_counter_ns() - began_ns
 
@@ -223,10 +220,10 @@ class QueuedWriter(LiveWriter[DumpManifestT], Generic[DumpManifestT, T]):
     def _work(self) -> None:
         """The writing thread."""
         while True:
-            if self._wake.wait(INTERVAL_S) and not self._blocked and not self._closed:
+            if self._wake.wait(INTERVAL_S) and not self._blocked and not self.closed:
                 time.sleep(LINGER_S)
             self._wake.clear()
-            last = self._closed
+            last = self.closed
             with self._writing:
                 self._write_all()
             with self._room:

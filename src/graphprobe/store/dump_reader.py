@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +19,7 @@ from graphprobe.records import STATISTICS, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.api_reader import OwnDump, facts_of, slot_of_call
 from graphprobe.store.calls import Call, CallKind, CallSlot, WrittenSlot
-from graphprobe.store.dump_dtypes import Array, bits_from_bytes, count_from_shape, widened
+from graphprobe.store.dump_dtypes import Array, bits_from_bytes, widened
 from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_stats
 from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord
 from graphprobe.store.files import MOST_LINE_BYTES, open_file, read_file
@@ -212,7 +215,7 @@ class DumpFolder:
         return ((op, number) for number, op in enumerate(found))
 
 
-class GraphCalls(OwnDump):
+class GraphCalls(OwnDump[list[DumpFolder]]):
     """A dump of compiled graphs, see `CallDump`; `ops()` and `stats()` have what it knows beyond calls.
 
     A step is that of the dump; where nobody counted, the number of the data folder. `folders` has one a process.
@@ -221,31 +224,28 @@ class GraphCalls(OwnDump):
     format = "graphprobe-graph"
 
     def __init__(self, title: str, folders: list[DumpFolder]) -> None:
-        super().__init__(title)
-        self.folders = sorted(folders, key=_age)
-        self._by_rank: dict[int, list[DumpFolder]] = {}
+        super().__init__(title, {})
+        self.folders = sorted(
+            folders, key=lambda one: (0, 0) if one.manifest is None else (one.manifest.started_ns, one.manifest.rank)
+        )
         for folder in self.folders:
-            self._by_rank.setdefault(0 if folder.manifest is None else folder.manifest.rank, []).append(folder)
-        self._rows: tuple[Path, dict[tuple[int, str], StatsRow]] | None = None
+            self.by_rank.setdefault(0 if folder.manifest is None else folder.manifest.rank, []).append(folder)
+        self._stats = functools.lru_cache(maxsize=1)(self._read_stats)
         manifest = next((folder.manifest for folder in self.folders if folder.manifest is not None), None)
-        self.facts = {} if manifest is None else facts_of(manifest, len(self._by_rank), {"engine": manifest.engine})
-
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self._by_rank))
+        self.facts = {} if manifest is None else facts_of(manifest, len(self.by_rank), {"engine": manifest.engine})
 
     def steps(self, rank: int) -> tuple[int, ...]:
-        return tuple(sorted({step for folder in self._one(self._by_rank, rank) for step in folder.steps()}))
+        return tuple(sorted({step for folder in self._one(rank) for step in folder.steps()}))
 
     def calls(self, rank: int, step: int) -> Iterator[Call]:
         position = 0
-        counts: dict[tuple[str, str], int] = {}
-        for folder in self._one(self._by_rank, rank):
+        counts: Counter[tuple[str, str]] = Counter()
+        for folder in self._one(rank):
             for op in folder.ops_of(step):
                 kind: CallKind = "kernel" if op.record.op.engine == "kernel" else "node"
                 api = op.record.op.target or op.record.op.op_type
-                index = counts.get((kind, api), 0)
-                counts[kind, api] = index + 1
-                yield self._call(op, kind, api, index=index, position=position, rank=rank)
+                yield self._call(op, kind, api, index=counts[kind, api], position=position, rank=rank)
+                counts[kind, api] += 1
                 position += 1
 
     def problems(self) -> tuple[str, ...]:
@@ -287,14 +287,12 @@ class GraphCalls(OwnDump):
             notes=tuple(notes),
         )
 
-    def _stats(self, path: Path) -> dict[tuple[int, str], StatsRow]:
-        """The rows of one `stats.csv`, which has one call of a graph; the last one asked for is kept."""
-        if self._rows is None or self._rows[0] != path:
-            problems: list[str] = []
-            rows = {(row.task_id, row.slot): row for row in read_stats(path, problems)}
-            self._problems.update(dict.fromkeys(problems))
-            self._rows = (path, rows)
-        return self._rows[1]
+    def _read_stats(self, path: Path) -> dict[tuple[int, str], StatsRow]:
+        """The rows of one `stats.csv`, which has one call of a graph."""
+        problems: list[str] = []
+        rows = {(row.task_id, row.slot): row for row in read_stats(path, problems)}
+        self._problems.update(dict.fromkeys(problems))
+        return rows
 
 
 def is_graph_dump(path: str | Path) -> bool:
@@ -359,7 +357,7 @@ def _slot(slot: WrittenSlot, row: StatsRow | None, op: DumpedOp) -> CallSlot:
     known: tuple[str, ...] = ()
     if row is not None and slot.meta is not None:
         fields = {field: row.stats[name] for name, field in STATISTICS.items() if name in row.stats}
-        stats = TensorStats(count=count_from_shape(slot.meta.shape), digest=row.digest, **fields)  # type: ignore[arg-type]
+        stats = TensorStats(count=math.prod(slot.meta.shape), digest=row.digest, **fields)  # type: ignore[arg-type]
         known = ("count", *fields)
     return slot_of_call(slot, stats, known, f"{op.path}:{slot.name}" if slot.value and op.has_values else "")
 
@@ -382,11 +380,6 @@ class _OneFile(DumpFolder):
 
 def _manifest_in(folder: Path) -> DumpManifest | None:
     return manifest_of_dump(folder, DumpManifest, "dump_schema", DUMP_SCHEMA, called="a dump")
-
-
-def _age(folder: DumpFolder) -> tuple[int, int]:
-    manifest = folder.manifest
-    return (0, 0) if manifest is None else (manifest.started_ns, manifest.rank)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

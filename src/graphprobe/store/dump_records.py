@@ -15,7 +15,7 @@ import numpy as np
 
 from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorStats
 from graphprobe.store.calls import WrittenSlot
-from graphprobe.store.files import claim_folder
+from graphprobe.store.files import claim_folder, seconds_from
 from graphprobe.store.manifest import DumpedManifest
 
 DUMP_SCHEMA = 1
@@ -169,11 +169,6 @@ def rank_folder(world_size: int, rank: int) -> str:
     return f"worldsize{world_size}_global_rank{rank}"
 
 
-def time_folder(started: datetime) -> str:
-    """`20240131120000`, local time."""
-    return f"{started:%Y%m%d%H%M%S}"
-
-
 def data_folder(place: Place) -> str:
     """`<device_id>/<model_name>/<model_id>/<data_index>`, relative to the time folder."""
     return f"{place.device_id}/{folder_name_from_model(place.model_name)}/{place.model_id}/{place.data_index}"
@@ -204,14 +199,14 @@ def folder_name_from_model(model_name: str) -> str:
 
 
 def claim_time_folder(dump_path: Path, *, world_size: int, rank: int, started: datetime) -> Path:
-    """Make the time folder of this process: of the next second that nobody has, from `started` on.
+    """Make the time folder of this process, `20240131120000`: of the next second that nobody has, from `started` on.
 
     Raises:
         OSError: `dump_path` does not exist or cannot be written to.
     """
     parent = dump_path / rank_folder(world_size, rank)
     parent.mkdir(exist_ok=True)
-    return claim_folder(parent, time_folder, started)
+    return claim_folder(parent, (f"{time:%Y%m%d%H%M%S}" for time in seconds_from(started)))
 
 
 def _shortened(name: str, max_bytes: int) -> str:

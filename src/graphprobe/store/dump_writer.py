@@ -66,7 +66,6 @@ class DumpJob(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.form.op.op_name} (op {self.seq})"
 
 
@@ -165,16 +164,14 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
             The number of the execution, or None when it will not be written, and why is then counted.
         """
         try:
-            if (self._closed or not self._queue_bytes) and self.silent:
+            if (self.closed or not self._queue_bytes) and self.silent:
                 return None
             if self.stopped is not None:
                 self.missing(self.stopped, name=form.op.op_name)
                 return None
             time_us = (time.time_ns() if time_ns is None else time_ns) // 1000
-            stats, size_bytes = (
-                stats or (None,) * len(form.tensors),
-                form.queued_bytes(data) if data else form.size_bytes,
-            )
+            stats = stats or (None,) * len(form.tensors)
+            size_bytes = form.queued_bytes(data) if data else form.size_bytes
             at_hand = not data and {*map(type, stats)} == _AT_HAND
             seq = next(self._numbers)
             job = DumpJob(seq, time_us, form, place, data, stats, stream_id, size_bytes, at_hand)

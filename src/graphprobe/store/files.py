@@ -8,7 +8,7 @@ import itertools
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from graphprobe.errors import UsageError
+from graphprobe.errors import GraphprobeError, UsageError
 from graphprobe.store import layout
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -82,10 +82,21 @@ def replace_file(path: str | os.PathLike[str], *pieces: bytes | memoryview) -> N
     Raises:
         OSError: as the operating system gives it.
     """
+    with replacing(path) as temporary:
+        write_new_file(temporary, *pieces)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A new file beside `path`, by name, which takes its place when the block has written it, and is gone if it fails.
+
+    Raises:
+        OSError: as the operating system gives it.
+    """
     folder, slash, _ = os.fspath(path).rpartition("/")
     temporary = f"{folder}{slash}{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}"
     try:
-        write_new_file(temporary, *pieces)
+        yield temporary
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -122,20 +133,22 @@ def folder_below(folder: Path, relative: str) -> Path:
     return folder
 
 
-def claim_folder(parent: Path, name: Callable[[datetime], str], began: datetime) -> Path:
-    """Make the folder of this second in `parent`, or of the next second whose folder nobody has.
+def claim_folder(parent: Path, names: Iterable[str]) -> Path:
+    """Make the first folder of these names in `parent` that is not there yet.
 
     Raises:
-        OSError: `parent` does not exist or cannot be written to.
+        OSError: `parent` does not exist or cannot be written to, or all are there.
     """
-    for later_s in range(_SECONDS_TRIED):
-        folder = parent / name(began + timedelta(seconds=later_s))
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), str(parent / name(began)))
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            (parent / name).mkdir()
+            return parent / name
+    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), str(parent))
+
+
+def seconds_from(began: datetime) -> Iterator[datetime]:
+    """The times for which a folder is tried: from `began` on, one a second."""
+    return (began + timedelta(seconds=later_s) for later_s in range(_SECONDS_TRIED))
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -186,6 +199,16 @@ def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_b
         if size_bytes > most_bytes:
             raise OSError(errno.EFBIG, f"it has {size_bytes} bytes, and at most {most_bytes} are read", os.fspath(path))
         return file.read(most_bytes)
+
+
+def read_or_refuse(
+    path: str | os.PathLike[str], refusal: type[GraphprobeError], *, hint: str = "", below: Path | None = None
+) -> bytes:
+    """The content of a file as `read_file` returns it; where it cannot be read, `refusal` says why."""
+    try:
+        return read_file(path, below=below)
+    except OSError as error:
+        raise refusal(f"{path} cannot be read: {error.strerror}", hint=hint) from error
 
 
 def file_to_write(path: str, *marks: bytes, named: str, force: bool = False, by: str = "") -> Path:

@@ -9,7 +9,7 @@ import msgspec
 
 from graphprobe.errors import UsageError
 from graphprobe.store import layout
-from graphprobe.store.files import read_file
+from graphprobe.store.files import read_or_refuse
 from graphprobe.store.schema import UNREADABLE, check_version
 
 FRAME_SCHEMA = 3
@@ -86,11 +86,9 @@ def read_record(folder: Path) -> FrameRecord:
         SchemaError: it is of another schema.
     """
     path = Path(folder) / RECORD
+    data = read_or_refuse(path, UsageError, hint="name the folder of a record")
     try:
-        data = read_file(path)
         head = msgspec.json.decode(data)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="name the folder of a record") from error
     except UNREADABLE as error:
         raise UsageError(f"{path} is no record: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
@@ -113,12 +111,8 @@ def find_records(path: Path) -> list[Path]:
         raise UsageError(f"there is nothing at {path}", hint="name the folder of a record, or of a run")
     if (path / RECORD).is_file():
         return [path]
-    for pattern in (
-        f"{FRAMES}/*/{RECORD}",
-        f"{layout.TOOL}/{FRAMES}/*/{RECORD}",
-        f"*/{layout.TOOL}/{FRAMES}/*/{RECORD}",
-    ):
-        found = sorted(file.parent for file in path.glob(pattern))
+    for above in ("", f"{layout.TOOL}/", f"*/{layout.TOOL}/"):
+        found = sorted(file.parent for file in path.glob(f"{above}{FRAMES}/*/{RECORD}"))
         if found:
             return found
     raise UsageError(

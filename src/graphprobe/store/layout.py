@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -134,14 +134,9 @@ def dynamo_file(model: int) -> str:
     return f"{model_folder(model)}/dynamo_out_graph.txt"
 
 
-def graph_name(direction: Direction) -> str:
-    """The short name of a direction's graph, as events carry it: `aot_forward_graph`, `pre_grad_graph`."""
-    return f"{_STEM[direction]}_graph"
-
-
-def ir_name(direction: Direction, stage: Stage) -> str:
-    """The short name of a backend graph, as events carry it: `aot_forward_original_graph`."""
-    return f"{_STEM[direction]}_{stage}_graph"
+def graph_name(direction: Direction, stage: Stage | None = None) -> str:
+    """The name that events have of a direction's graph, `aot_forward_graph`, or of the backend's own at a stage."""
+    return "_".join(filter(None, (_STEM[direction], stage, "graph")))
 
 
 def file_name_from_pass(pass_name: str) -> str:
@@ -181,17 +176,14 @@ def bare_address(event: Event) -> str:
     folder = "run" if where.model is None else model_folder(where.model)
     if where.model is not None and where.direction is not None:
         folder = graph_folder(where)
-    leaf = event.name
-    if kind == "pass":
-        leaf = f"after:{where.pass_name or event.name}"
-    elif kind == "failure":
-        leaf = f"failed:{where.pass_name or event.name}"
-    elif kind == "graph":
-        leaf = "dynamo" if where.direction is None else "graph"
-    elif kind == "ir":
-        leaf = next((stage for stage in ("original", "optimized") if stage in event.name), event.name)
-    elif kind in ("code", "ops", "compile"):
-        leaf = kind
+    leaves = {
+        "pass": f"after:{where.pass_name or event.name}",
+        "failure": f"failed:{where.pass_name or event.name}",
+        "graph": "dynamo" if where.direction is None else "graph",
+        "ir": next((stage for stage in ("original", "optimized") if stage in event.name), event.name),
+        **{same: same for same in ("code", "ops", "compile")},
+    }
+    leaf = leaves.get(kind, event.name)
     subgraph = f"@{where.subgraph}" if where.subgraph else ""
     # What is launched is taken once; only values differ from step to step.
     step = f"/step:{where.step}" if where.step is not None and kind in ("inputs", "outputs") else ""
@@ -207,19 +199,16 @@ def find_address(wanted: str, artifacts: dict[str, Event]) -> str:
     wanted = wanted.strip().strip("/")
     paths = {address: event.path or "" for address, event in artifacts.items()}
     names = {address: path.rsplit("/", 1)[-1] for address, path in paths.items()}
-    attempts = (
-        [address for address in artifacts if address == wanted],
-        [address for address, path in paths.items() if path == wanted],
-        [address for address, name in names.items() if name == wanted],
-        [address for address in artifacts if address.endswith("/" + wanted)],
-        [
-            address
-            for address in artifacts
-            if wanted and any(text.startswith(wanted) for text in (address, paths[address], names[address]))
-        ],
-        [address for address in artifacts if wanted and "/" + wanted in address],
+    ways: tuple[Callable[[str], bool], ...] = (
+        lambda address: address == wanted,
+        lambda address: paths[address] == wanted,
+        lambda address: names[address] == wanted,
+        lambda address: address.endswith("/" + wanted),
+        lambda address: any(text.startswith(wanted) for text in (address, paths[address], names[address])),
+        lambda address: "/" + wanted in address,
     )
-    found = next((matches for matches in attempts if matches), [])
+    attempts = (list(filter(means, artifacts)) for means in (ways if wanted else ways[:4]))
+    found = next(filter(None, attempts), [])
     if len({paths[address] for address in found}) == 1:
         return found[-1]
     if found:

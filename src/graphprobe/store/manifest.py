@@ -148,6 +148,7 @@ class LiveWriter(Generic[ManifestT]):
         noun: what is counted, unless `count` is told otherwise.
         folder: that of the manifest.
         lock: held around all that several threads may do.
+        closed: whether `close` was called.
         stopped: why nothing more will be written, e.g. because the budget was reached; None as long as something is.
     """
 
@@ -160,7 +161,7 @@ class LiveWriter(Generic[ManifestT]):
         self.lock = threading.RLock()
         self.stopped: str | None = None
         self._own = manifest
-        self._closed = False
+        self.closed = False
         self._pid = os.getpid()
         self._retry_at: float | None = None
         self._full_reason = ""
@@ -179,14 +180,9 @@ class LiveWriter(Generic[ManifestT]):
         return os.getpid() != self._pid
 
     @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    @property
     def silent(self) -> bool:
         """Whether it writes nothing more: it was closed, or this is a forked child."""
-        return self._closed or os.getpid() != self._pid
+        return self.closed or os.getpid() != self._pid
 
     @property
     def accepts(self) -> bool:

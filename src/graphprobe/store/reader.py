@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from graphprobe.records import (
     NodeTarget,
 )
 from graphprobe.store import layout
-from graphprobe.store.files import read_file
+from graphprobe.store.files import read_file, read_or_refuse
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
 from graphprobe.store.manifest import DumpedManifest
 from graphprobe.store.schema import UNREADABLE, check_version, lines_from, read_manifest
@@ -121,10 +121,7 @@ class Run(ShowsItself):
 
     def __init__(self, tool_dir: Path) -> None:
         path = tool_dir / layout.MANIFEST
-        try:
-            document = read_manifest(read_file(path), path=str(path))
-        except OSError as error:
-            raise RunNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+        document = read_manifest(read_or_refuse(path, RunNotFoundError), path=str(path))
         self.tool_dir = tool_dir
         self.run_dir = tool_dir.parent
         self.manifest = msgspec.convert(document, Manifest)
@@ -242,10 +239,7 @@ class Run(ShowsItself):
         path = self.tool_dir / event.path
         if not path.resolve().is_relative_to(self.tool_dir.resolve()):
             raise ArtifactNotFoundError(f"event {event.seq} names {event.path}, which lies outside the run")
-        try:
-            return read_file(path)
-        except OSError as error:
-            raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+        return read_or_refuse(path, ArtifactNotFoundError)
 
     def graph_records(self, event: Event) -> tuple[tuple[GraphRuns, ...], GraphRecords] | None:
         """The graphs that the event's file shows, and where their nodes stand; None where the run has no records."""
@@ -276,7 +270,14 @@ class Run(ShowsItself):
         Raises:
             ArtifactNotFoundError: no such pass, several of them, one that raised, or no snapshot before it.
         """
-        return self._around(self._find_pass(pass_name, model, direction))
+        found = self._find_passes(pass_name, model, direction)
+        if len(found) == 1:
+            return self._around(found[0][1])
+        where = [f"{bare_address(event)} (#{number})" for number, event in found]
+        raise ArtifactNotFoundError(
+            f"pass {pass_name!r} changed the graph {len(found)} times: {', '.join(where)}",
+            hint=f"say which with --model and --direction, or --pass '{pass_name}#{found[0][0]}'",
+        )
 
     def changes(
         self, pass_name: str | None = None, *, model: int | None = None, direction: Direction | None = None
@@ -288,13 +289,14 @@ class Run(ShowsItself):
         """
         if pass_name is not None:
             return [self._around(event) for _, event in self._find_passes(pass_name, model, direction)]
+        found = self._events_of({"pass"}, model, direction)
+        return [self._around(event) for event in found if event.path is not None]
+
+    def _events_of(self, kinds: Set[str], model: int | None, direction: Direction | None) -> list[Event]:
         return [
-            self._around(event)
+            event
             for event in self.events()
-            if event.kind == "pass"
-            and event.path is not None
-            and model in (None, event.where.model)
-            and direction in (None, event.where.direction)
+            if event.kind in kinds and model in (None, event.where.model) and direction in (None, event.where.direction)
         ]
 
     def _around(self, event: Event) -> PassPair:
@@ -375,26 +377,10 @@ class Run(ShowsItself):
         compile_id = next((event.where.compile_id for event in events if event.where.compile_id is not None), None)
         return Model(number=number, compile_id=compile_id, compile=content, events=tuple(events))
 
-    def _find_pass(self, pass_name: str, model: int | None, direction: Direction | None) -> Event:
-        found = self._find_passes(pass_name, model, direction)
-        if len(found) == 1:
-            return found[0][1]
-        where = [f"{bare_address(event)} (#{number})" for number, event in found]
-        raise ArtifactNotFoundError(
-            f"pass {pass_name!r} changed the graph {len(found)} times: {', '.join(where)}",
-            hint=f"say which with --model and --direction, or --pass '{pass_name}#{found[0][0]}'",
-        )
-
     def _find_passes(self, pass_name: str, model: int | None, direction: Direction | None) -> list[tuple[int, Event]]:
         """Each run of the pass that changed the graph, with its number; of several that changed nothing, the first."""
         bare, _, turn = pass_name.rpartition("#") if pass_name.rpartition("#")[2].isdigit() else (pass_name, "", "")
-        ran = [
-            event
-            for event in self.events()
-            if event.kind in ("pass", "failure")
-            and model in (None, event.where.model)
-            and direction in (None, event.where.direction)
-        ]
+        ran = self._events_of({"pass", "failure"}, model, direction)
         models = [one.number for one in self.models()]
         if model is not None and model not in models:
             known = ", ".join(map(str, models)) or "none"
@@ -421,7 +407,7 @@ class Run(ShowsItself):
 
 def _is_snapshot_of(earlier: Event, event: Event) -> bool:
     ours, theirs = event.where, earlier.where
-    if theirs.model != ours.model or earlier.kind not in ("graph", "pass"):
+    if theirs.model != ours.model:
         return False
     if theirs.graph == ours.graph:
         return theirs.subgraph == ours.subgraph

@@ -108,6 +108,11 @@ def json_from_value(value: object) -> bytes:
         return msgspec.json.encode(_encodable(msgspec.to_builtins(value)))
 
 
+def json_line(value: object) -> str:
+    """JSON of anything on a line of its own, with its newline."""
+    return json_from_value(value).decode() + "\n"
+
+
 def _encodable(value: object) -> object:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from graphprobe.errors import ArtifactNotFoundError
 from graphprobe.records import Int64
 from graphprobe.store import layout
-from graphprobe.store.files import read_file
+from graphprobe.store.files import read_or_refuse
 from graphprobe.store.reader import Run
-from graphprobe.store.schema import json_from_value, lines_from
+from graphprobe.store.schema import lines_from
 
 
 class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,37 +54,21 @@ class StepRecord(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def encode_step(line: StepLine) -> str:
-    """The line as JSON, with the newline."""
-    return json_from_value(line).decode() + "\n"
-
-
 def read_steps(run: Run) -> list[StepRecord]:
     """The steps of a run in the order of their beginnings; what cannot be read is told in `run.problems`.
+
+    An end without a beginning is dropped.
 
     Raises:
         ArtifactNotFoundError: the run was written before steps were, or the file is gone.
     """
-    path = run.tool_dir / layout.STEPS
-    try:
-        data = read_file(path)
-    except OSError as error:
-        raise ArtifactNotFoundError(
-            f"{path} cannot be read: {error.strerror}",
-            hint="the run compiled nothing, or a graphprobe without steps wrote it, or its budget left no room",
-        ) from error
-    lines = lines_from(data, StepLine, name=layout.STEPS, noun="step", problems=run.problems)
-    return steps_from_lines(line for _, line in lines)
-
-
-def steps_from_lines(lines: Iterable[StepLine]) -> list[StepRecord]:
-    """Ends joined with their beginnings; an end without a beginning is dropped."""
+    hint = "the run compiled nothing, or a graphprobe without steps wrote it, or its budget left no room"
+    data = read_or_refuse(run.tool_dir / layout.STEPS, ArtifactNotFoundError, hint=hint)
     found: dict[int, StepRecord] = {}
-    for line in lines:
+    for _, line in lines_from(data, StepLine, name=layout.STEPS, noun="step", problems=run.problems):
         if line.component is not None and line.name is not None:
             known = {name: getattr(line, name) for name in StepRecord.__struct_fields__ if hasattr(line, name)}
             found[line.step] = StepRecord(**known, begin_ns=line.time_ns)
         elif line.step in found:
-            ended = msgspec.structs.replace(found[line.step], end_ns=line.time_ns, error=line.error)
-            found[line.step] = ended
+            found[line.step] = msgspec.structs.replace(found[line.step], end_ns=line.time_ns, error=line.error)
     return list(found.values())

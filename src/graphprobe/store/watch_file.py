@@ -12,9 +12,9 @@ from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaErr
 from graphprobe.faces import ShowsItself
 from graphprobe.records import Int64
 from graphprobe.store import layout
-from graphprobe.store.files import read_file
+from graphprobe.store.files import read_file, read_or_refuse
 from graphprobe.store.reader import Run
-from graphprobe.store.schema import UNREADABLE, check_version, json_from_value, lines_from
+from graphprobe.store.schema import UNREADABLE, check_version, lines_from
 
 ANSWER_SCHEMA = DRIFT_SCHEMA = 1
 
@@ -201,23 +201,14 @@ def figure(value: float) -> Figure:
     return value if math.isfinite(value) else str(value)
 
 
-def encode_observation(line: StepObservation) -> str:
-    """The line as JSON, with the newline."""
-    return json_from_value(line).decode() + "\n"
-
-
 def read_observations(run: Run) -> list[StepObservation]:
     """The observations of a run in their order; what cannot be read is in `run.problems`.
 
     Raises:
         ArtifactNotFoundError: the run was not watched, or the file is gone.
     """
-    path = run.tool_dir / layout.WATCH
-    try:
-        data = read_file(path)
-    except OSError as error:
-        hint = "observe the steps of a program: graphprobe watch SCRIPT"
-        raise ArtifactNotFoundError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    hint = "observe the steps of a program: graphprobe watch SCRIPT"
+    data = read_or_refuse(run.tool_dir / layout.WATCH, ArtifactNotFoundError, hint=hint)
     found = lines_from(data, StepObservation, name=layout.WATCH, noun="observation", problems=run.problems)
     return [line for _, line in found]
 
@@ -260,12 +251,9 @@ def read_drift(path: Path) -> Drift:
 def _read(path: Path, form: type[Document], noun: str) -> Document | None:
     try:
         document = msgspec.json.decode(read_file(path))
+        check_version(document.get("schema") if isinstance(document, dict) else None, ANSWER_SCHEMA, path=path)
+        return msgspec.convert(document, form)
     except FileNotFoundError:
         return None
-    except UNREADABLE as error:
-        raise SchemaError(f"{path} is no {noun}: {error}") from error
-    check_version(document.get("schema") if isinstance(document, dict) else None, ANSWER_SCHEMA, path=path)
-    try:
-        return msgspec.convert(document, form)
     except UNREADABLE as error:
         raise SchemaError(f"{path} is no {noun}: {error}") from error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import time
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -15,7 +13,7 @@ import msgspec
 from graphprobe.records import Event, Kind, Manifest, Where
 from graphprobe.settings import text_from_size
 from graphprobe.store import layout
-from graphprobe.store.files import WrittenFile, digest_from_bytes, folder_below, replace_file
+from graphprobe.store.files import WrittenFile, claim_folder, digest_from_bytes, folder_below, replace_file
 from graphprobe.store.manifest import SAVE_SECONDS, AppendFile, LiveWriter, making
 from graphprobe.store.schema import json_from_value
 
@@ -69,26 +67,20 @@ class RunWriter(LiveWriter[Manifest]):
 
     def write_text(self, relpath: str, text: str) -> WrittenFile | None:
         """Write `text` as UTF-8; see `write_bytes`. What UTF-8 cannot hold is written as a backslash escape."""
-        if self.silent:
-            return None
-        try:
-            data = text.encode("utf-8", "backslashreplace")
-        except Exception as error:
-            self._count_error(error, relpath, noun="file")
-            return None
-        return self.write_bytes(relpath, data)
+        return self.write_bytes(relpath, text)
 
-    def write_bytes(self, relpath: str, data: bytes) -> WrittenFile | None:
+    def write_bytes(self, relpath: str, content: bytes | str) -> WrittenFile | None:
         """Write a file whole, replacing one of that name. None when it was not written, and why is then counted.
 
         Args:
             relpath: from `layout`, relative to the tool folder.
-            data: the content; counts against `max_bytes`.
+            content: counts against `max_bytes`.
         """
         if self.silent:
             return None
         size_bytes = 0
         try:
+            data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
             size_bytes = len(data)
             with self.lock:
                 if self._refuses("file", relpath, size_bytes):
@@ -173,14 +165,14 @@ class RunWriter(LiveWriter[Manifest]):
         if self.forked:
             return
         with self.lock:
-            if not self._closed:
-                self._closed = True
+            if not self.closed:
+                self.closed = True
                 self._end(state, exception)
                 self._events.close()
 
     def _refuses(self, noun: str, name: str, size_bytes: int) -> bool:
         """Whether nothing may be written now, which is then counted; else the bytes are taken from the budget."""
-        if self._closed or self.refuses(name, noun=noun, size_bytes=size_bytes):
+        if self.closed or self.refuses(name, noun=noun, size_bytes=size_bytes):
             return True
         if self._budget.take(size_bytes):
             return False
@@ -200,7 +192,7 @@ class RunWriter(LiveWriter[Manifest]):
         self._own.collected_files = len(self._sizes)
         self._own.collected_bytes += grown_bytes
         # A write that was under way in another thread while the run was closed is still to be counted.
-        self.save(unless_newer_than_s=0.0 if self._closed else SAVE_SECONDS)
+        self.save(unless_newer_than_s=0.0 if self.closed else SAVE_SECONDS)
 
 
 def _claim(root: Path, manifest: Manifest, rank: int | None, adopt_run_dir: Path | None) -> tuple[Path, Path, Path]:
@@ -214,13 +206,7 @@ def _claim(root: Path, manifest: Manifest, rank: int | None, adopt_run_dir: Path
     seconds, rest_ns = divmod(manifest.started_ns, 10**9)
     started = datetime.fromtimestamp(seconds).replace(microsecond=rest_ns // 1000)
     folder = layout.run_folder(started=started, pid=manifest.pid, rank=rank)
-    for attempt in range(1, _FOLDER_ATTEMPTS):
-        run_dir = root / (folder if attempt == 1 else f"{folder}-{attempt}")
-        try:
-            run_dir.mkdir()
-        except FileExistsError:
-            continue
-        tool_dir = run_dir / layout.TOOL
-        tool_dir.mkdir()
-        return run_dir, tool_dir, run_dir
-    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), str(root / folder))
+    run_dir = claim_folder(root, (folder, *(f"{folder}-{attempt}" for attempt in range(2, _FOLDER_ATTEMPTS))))
+    tool_dir = run_dir / layout.TOOL
+    tool_dir.mkdir()
+    return run_dir, tool_dir, run_dir

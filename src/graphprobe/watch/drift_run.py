@@ -24,7 +24,7 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.numerics.noise import Array, Float64Array
 from graphprobe.settings import resolve
 from graphprobe.store import layout
-from graphprobe.store.schema import json_from_value
+from graphprobe.store.schema import json_line
 from graphprobe.store.watch_file import OutsideStep, StepObservation, StepsHeld, WatchAnswer
 from graphprobe.watch.envelope import Envelope, Figure
 from graphprobe.watch.further_back import Rerun, Sleepers
@@ -97,7 +97,7 @@ class DriftRun(Watching):
             self._states.close()
             self.held.graphs = sum(compiled.graphs for compiled in self._compiled.compiled)
             if self._part == "compiled":
-                self._writer.write_text(layout.HELD, json_from_value(self.held).decode() + "\n")
+                self._writer.write_text(layout.HELD, json_line(self.held))
         super().stop(error, why=why)
 
     def _before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

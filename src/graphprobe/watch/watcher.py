@@ -21,8 +21,8 @@ from graphprobe.probe import environment
 from graphprobe.records import Where
 from graphprobe.settings import Settings, resolve
 from graphprobe.store import layout
-from graphprobe.store.schema import json_from_value
-from graphprobe.store.watch_file import StepObservation, TriggerKind, WatchAnswer, encode_observation
+from graphprobe.store.schema import json_line
+from graphprobe.store.watch_file import StepObservation, TriggerKind, WatchAnswer
 from graphprobe.store.writer import RunWriter, WrittenFile
 from graphprobe.watch.triggers import PLAIN_TRIGGERS, Triggers, triggers_from
 
@@ -285,7 +285,7 @@ class Watching:
     def _write(self) -> None:
         lines, self._lines = self._lines, []
         if self._writer is not None and lines:
-            self._writer.append_text(layout.WATCH, "".join(map(encode_observation, lines)))
+            self._writer.append_text(layout.WATCH, "".join(map(json_line, lines)))
         self._written_at = time.monotonic()
 
     def _starts(self, tensors: Sequence[Any]) -> None:
@@ -414,7 +414,7 @@ class Watching:
                 seen = came_back(answer, self._sleepers, self._ring, self._budget_s)
                 self._sleepers.close()
             answer.notes += filter(None, (since_when(name, seen) for name in answer.state))
-        self._writer.write_text(layout.ANSWER, json_from_value(answer).decode() + "\n")
+        self._writer.write_text(layout.ANSWER, json_line(answer))
         if not self._quiet:
             from graphprobe.report.watched import print_answer
 

@@ -27,7 +27,7 @@ from graphprobe.internals.operators.autograd_edges import (
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import PLAIN_TYPES
 from graphprobe.probe.api.plan import ApiPlan
-from graphprobe.probe.api.value_slots import INPUTS, Values, output_name, take
+from graphprobe.probe.api.value_slots import INPUTS, Values, take
 from graphprobe.store.api_writer import ApiWriter, Head, RawCall, Slot
 from graphprobe.store.calls import CallDirection, CompiledRegion, SlotRole, WrittenSlot
 
@@ -104,7 +104,6 @@ class Collector:
         *,
         compiled: CompiledRegion | None = None,
     ) -> None:
-        """Hand in a record."""
         values = self.values
         if values.notes:
             notes, values.notes = (*notes, *values.notes), []
@@ -122,9 +121,7 @@ class Collector:
 
     def backward_done(self, task: int, finish: Callable[[], None]) -> None:
         """All nodes of a call have run."""
-        waiting = self._tasks.get(task)
-        if waiting is not None:
-            waiting.pop(finish, None)
+        self._tasks.get(task, {}).pop(finish, None)
 
     def fail(self, observer: str, error: BaseException) -> None:
         """An observer failed: a record is missing, and the dump says so; the program goes on, after many failures
@@ -296,7 +293,6 @@ class BackwardCall:
         self._said: Sequence[str] = ()
 
     def fired(self, node: _Node, grad_inputs: Gradients, grad_outputs: Gradients) -> None:
-        """A node has run."""
         task = graph_task()
         if task != self._task or self._found is _NOTHING:
             self._begin(task)
@@ -444,7 +440,7 @@ class OpenCall:
         else:
             results = result if isinstance(result, list | tuple) else (result,)
             for number, value in enumerate(results):
-                take(output_name(number), "output", value, self.slots, self._add_result)
+                take(f"output.{number}", "output", value, self.slots, self._add_result)
         for name, tensor, version in self._tensors:
             if tensor._version != version if version is not None else self.changes and name == "input.0":
                 self._changed(name, tensor)
@@ -492,7 +488,6 @@ class OpenCall:
             self._add_result(f"output.{name}", "output", tensor)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors among its inputs."""
         return [tensor for _, tensor, _ in self._tensors]
 
     def take_all_again(self) -> None:

@@ -8,6 +8,7 @@ Parameters, buffers and leaves are state; the rest is data, or a result.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +44,7 @@ from graphprobe.probe.dump.tensors import PLAIN_SCALARS, _memory, _to_host, is_c
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.api_writer import ApiWriter, Handed, RawSlot, RawValue, Slot, value_name
 from graphprobe.store.calls import Holder, SlotRole, WrittenSlot
-from graphprobe.store.dump_queue import Array
+from graphprobe.store.dump_dtypes import Array
 
 _MANY_HELD = 65536
 """Tensors from which those that are gone are forgotten."""
@@ -57,7 +58,6 @@ _CROWDED = 8192
 OnTensor = Callable[[str, SlotRole, torch.Tensor], None]
 
 INPUTS = tuple(f"input.{number}" for number in range(64))
-OUTPUTS = tuple(f"output.{number}" for number in range(64))
 _slots: dict[tuple[str, type, Any], Slot] = {}
 
 
@@ -297,9 +297,7 @@ class Values:
             data = self._writer.pool.copy(_memory(tensor))
         else:
             with quiet():
-                flat = tensor.detach().contiguous().reshape(-1)
-                if every is not None:
-                    flat = sampled_values(flat, every)
+                flat = sampled_values(tensor, every)
             data = self._writer.pool.copy(_memory(flat))
         self._handed.add(name)
         self._writer.hand_in(RawValue(handed, None, dtype, kept, data, every, data.nbytes))
@@ -309,13 +307,11 @@ class Values:
         row = stats_async(tensor)
         with quiet():
             wait_for_row = _to_host(row)
-            stats = _once(lambda: finish(wait_for_row()))
+            stats = functools.cache(lambda: finish(wait_for_row()))
             if not self._keep or not tensor.numel():
                 return stats, None, False, ""
-            flat = tensor.detach().contiguous().reshape(-1)
-            every = self._every(flat.numel())
-            if every is not None:
-                flat = sampled_values(flat, every)
+            every = self._every(tensor.numel())
+            flat = sampled_values(tensor, every)
             wait = _to_host(flat)
         count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
         handed = Handed(None)
@@ -337,20 +333,10 @@ class Values:
         self._memory.clear()
 
 
-def sampled_values(flat: torch.Tensor, every: int) -> torch.Tensor:
-    """The first 256, every n-th of the middle, the last 256, of a 1-d tensor."""
-    return torch.cat((flat[:ENDS], flat[ENDS:-ENDS:every], flat[-ENDS:]))
-
-
-def _once(make: Callable[[], TensorStats]) -> Callable[[], TensorStats]:
-    found: list[TensorStats] = []
-
-    def get() -> TensorStats:
-        if not found:
-            found.append(make())
-        return found[0]
-
-    return get
+def sampled_values(tensor: torch.Tensor, every: int | None) -> torch.Tensor:
+    """The first 256, every n-th of the middle, the last 256; all without `every`. 1-d, row-major."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat if every is None else torch.cat((flat[:ENDS], flat[ENDS:-ENDS:every], flat[-ENDS:]))
 
 
 def _array(tensor: torch.Tensor) -> Array:
@@ -360,11 +346,6 @@ def _array(tensor: torch.Tensor) -> Array:
 def _why(error: Exception) -> str:
     hint = getattr(error, "hint", "")
     return f"{error}; {hint}" if hint else str(error) or type(error).__name__
-
-
-def output_name(number: int) -> str:
-    """`output.3`."""
-    return OUTPUTS[number] if number < len(OUTPUTS) else f"output.{number}"
 
 
 def take(name: str, role: SlotRole, value: Any, slots: list[Slot], on_tensor: OnTensor) -> None:

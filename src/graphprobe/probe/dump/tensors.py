@@ -16,7 +16,8 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import is_plain
 from graphprobe.records import TensorStats
 from graphprobe.store.calls import Scalar
-from graphprobe.store.dump_queue import Array, CopyPool
+from graphprobe.store.dump_dtypes import Array
+from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.dump_records import Buffer, Data, DumpValue, Side
 
 MAX_TEXT = 4096

@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from graphprobe.errors import ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallDirection, CallKind, CallSlot, Scalar, SlotRole
-from graphprobe.store.dump_dtypes import bits_from_values
+from graphprobe.store.dump_dtypes import Array, bits_from_values
 from graphprobe.store.files import read_file
 from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, read_tensor, shape_of, stats_from_known
 from graphprobe.store.foreign.names import Counter, MsprobeName, api_from_foreign, msprobe_name, source_of
 from graphprobe.store.schema import UNREADABLE
-
-Array = np.ndarray[Any, Any]
 
 DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "dump_tensor_data"
 _STEP = re.compile(r"step(\d{1,18})")
@@ -41,6 +38,10 @@ NameOf = Callable[[str], str]
 
 _FIELDS = {"Max": "max", "Min": "min", "Mean": "mean", "Norm": "l2"}
 _TENSOR_WORDS = ("shape", "dtype")
+_TEXT_OF = {
+    "dtype": "{}", "ReduceOp": "{}", "memory_format": "torch.{}", "Size": "torch.Size({})", "ellipsis": "Ellipsis",
+}  # fmt: skip
+"""How an argument is written, by the name of its type."""
 _GROUPS: dict[tuple[str, CallDirection], tuple[SlotRole, str]] = {
     ("input_args", "forward"): ("input", "input"),
     ("args", "forward"): ("input", "input"),
@@ -117,7 +118,6 @@ class MsprobeDump:
         return tuple(sorted(step for other, step in self._places if other == rank))
 
     def problems(self) -> tuple[str, ...]:
-        """What could not be read so far."""
         return tuple(self._problems)
 
     def calls(self, rank: int, step: int) -> Iterator[Call]:
@@ -150,7 +150,6 @@ class MsprobeDump:
             position += 1
 
     def values(self, call: Call, slot: CallSlot) -> Array:
-        """See `CallDump.values`."""
         folder = self._places.get((call.rank, call.step))
         if folder is None or not slot.value or slot.meta is None:
             raise ArtifactNotFoundError(f"{call.label} {slot.name} has no values in {self.title}")
@@ -438,18 +437,12 @@ def _scalar(item: dict[str, Any]) -> Scalar:
     """As our own dumps tell it: the name of the type without its module, and its `repr` in Python."""
     kind = str(item["type"]).rpartition(".")[2]
     value = item.get("value", item.get("format", item.get("group_ranks")))
-    if kind in ("dtype", "ReduceOp"):
-        return Scalar(kind, str(value))
-    if kind == "memory_format":
-        return Scalar(kind, f"torch.{value}")
+    if kind in _TEXT_OF:
+        return Scalar(kind, _TEXT_OF[kind].format(value))
     if kind == "device":
         name, _, index = str(value).partition(":")
         where = f", index={index}" if index.isdigit() else ""
         return Scalar(kind, f"device(type={name!r}{where})")
-    if kind == "Size":
-        return Scalar(kind, f"torch.Size({value})")
     if kind == "slice" and isinstance(value, list) and len(value) == 3:
         return Scalar(kind, f"slice({value[0]}, {value[1]}, {value[2]})")
-    if kind == "ellipsis":
-        return Scalar(kind, "Ellipsis")
     return Scalar(kind, value if isinstance(value, str) and kind != "str" else repr(value))

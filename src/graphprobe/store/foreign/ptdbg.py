@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta
 from graphprobe.store.calls import Call, CallSlot, Scalar, SlotRole
-from graphprobe.store.dump_dtypes import bits_from_values
+from graphprobe.store.dump_dtypes import Array, bits_from_values
 from graphprobe.store.files import lines_in, open_file
 from graphprobe.store.foreign.checked import decoded, float_of, mapped_npy, shape_of, stats_from_known
 from graphprobe.store.foreign.names import Counter, PtdbgName, api_from_foreign, ptdbg_name, source_of
-
-Array = np.ndarray[Any, Any]
 
 EDGE = 256
 """Elements at either end that a sample always has."""
@@ -107,7 +103,6 @@ class PtdbgDump:
             position += 1
 
     def values(self, call: Call, slot: CallSlot) -> Array:
-        """See `CallDump.values`."""
         folder = self._folders.get(call.rank)
         path = None if folder is None else folder / slot.value
         if path is None or not slot.value or slot.meta is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -16,13 +17,12 @@ import numpy as np
 from graphprobe.errors import ArtifactNotFoundError, UsageError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.calls import Call, CallDirection, CallDump, CallSlot, Scalar
-from graphprobe.store.dump_dtypes import widened
-from graphprobe.store.files import claim_folder
+from graphprobe.store.dump_dtypes import Array, widened
+from graphprobe.store.files import claim_folder, seconds_from
 from graphprobe.store.foreign.checked import summary_from_stats
 from graphprobe.store.foreign.names import file_stem, foreign_from_api
 from graphprobe.store.foreign.ptdbg import EDGE
 
-Array = np.ndarray[Any, Any]
 _FRAME = re.compile(r"(?P<file>.*?):(?P<line>\d+) in (?P<function>[^:]*)(?:: (?P<code>.*))?", re.DOTALL)
 _SIDES = {"input": "input", "kwarg": "input", "output": "output"}
 _BACKWARD_SIDES = {"grad_output": "input", "grad_input": "output", "grad_kwarg": "output"}
@@ -125,7 +125,6 @@ class PtdbgWriter:
         self.lines += 1
 
     def close(self) -> None:
-        """Close the text."""
         self._file.close()
 
 
@@ -139,7 +138,7 @@ def sample(bits: Array, step: int) -> Array:
 
 def timestamped(path: Path) -> Path:
     """Make the folder `<path>_<YYYYmmdd>_<HHMMSS>` of this second, or of the next that nobody has. Raises OSError."""
-    return claim_folder(path.parent, lambda time: f"{path.name}_{time:%Y%m%d_%H%M%S}", datetime.now())
+    return claim_folder(path.parent, (f"{path.name}_{time:%Y%m%d_%H%M%S}" for time in seconds_from(datetime.now())))
 
 
 def write_ptdbg(
@@ -210,10 +209,8 @@ def _write_slot(writer: PtdbgWriter, dump: CallDump, call: Call, slot: CallSlot,
         return
     bits = None
     if slot.value:
-        try:
+        with contextlib.suppress(ArtifactNotFoundError):  # then the line has no file, as of any tensor without values
             bits = dump.values(call, slot)
-        except ArtifactNotFoundError:  # then the line stands without a file, as for any tensor without values
-            bits = None
     writer.tensor(f"{name}_{place}", slot.meta, slot.stats, bits, dump_step=dump_step, sampled=slot.sampled)
 
 
