@@ -387,22 +387,20 @@ def report_from_run(run: Run) -> tuple[BreakReport, list[str]]:
     superseded = {model.compile.get("restart_of") for model in models}
     graphs = [_graph(model) for model in models if model.number not in superseded]
     notes: list[str] = []
-    breaks: list[BreakFact] = []
-    uncompiled: list[UncompiledFact] = []
+    data = b""
     state = run.manifest.taps.get(TAP)
     if state is None or state.startswith("missing"):
         notes.append("graph breaks and functions left uncompiled were not recorded")
     else:
-        data = b""
         try:
             data = read_file(run.tool_dir / layout.BREAKS)
         except FileNotFoundError:
             pass  # nothing broke
         except OSError as error:
             notes.append(f"{layout.BREAKS} cannot be read: {error.strerror}")
-        breaks, uncompiled, unread = facts_from_lines(data)
-        if unread:
-            notes.append(f"{unread} lines of {layout.BREAKS} cannot be read")
+    breaks, uncompiled, unread = facts_from_lines(data)
+    if unread:
+        notes.append(f"{unread} lines of {layout.BREAKS} cannot be read")
     return report_from_facts(graphs, breaks, uncompiled), [*notes, *run.problems]
 
 

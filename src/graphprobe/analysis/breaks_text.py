@@ -83,7 +83,14 @@ def plain_name(function: str) -> str:
 
 
 class BreakLine:
-    """The names of the code at which tracing stopped. Everything is empty where it is not found there."""
+    """The names of the code at which tracing stopped. Everything is empty where it is not found there.
+
+    Attributes:
+        source: the line.
+        target, assigned: what the line assigns to, and what a plain `=` assigns.
+        manager: what is behind `with`.
+        defined: the class or function that the line defines.
+    """
 
     def __init__(self, source: str, statement: str = "", code: str = "") -> None:
         """`source` is the whole line; `statement` and `code` as in `UserFrame`, empty where they are not known."""
@@ -93,6 +100,16 @@ class BreakLine:
         self._parents = {child: node for node in self._nodes() for child in ast.iter_child_nodes(node)}
         named = (node for node in self._nodes() if isinstance(node, ast.expr) and not isinstance(node, ast.Constant))
         self._code = next((node for node in named if code and ast.unparse(node) == code), None)
+        self.target = self.assigned = self.manager = self.defined = ""
+        match self._statement:
+            case ast.Assign(targets=[target, *_], value=value):
+                self.target, self.assigned = ast.unparse(target), ast.unparse(value)
+            case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                self.target = ast.unparse(target)
+            case ast.With(items=[item, *_]) | ast.AsyncWith(items=[item, *_]):
+                self.manager = ast.unparse(item.context_expr)
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                self.defined = name
 
     @property
     def code(self) -> str:
@@ -168,34 +185,9 @@ class BreakLine:
         return "", ""
 
     @property
-    def target(self) -> str:
-        """What the line assigns to."""
-        statement = self._statement
-        if isinstance(statement, ast.Assign):
-            return ast.unparse(statement.targets[0])
-        return ast.unparse(statement.target) if isinstance(statement, ast.AugAssign | ast.AnnAssign) else ""
-
-    @property
     def statement(self) -> str:
         """All of it."""
         return ast.unparse(self._statement) if self._statement is not None else self.source
-
-    @property
-    def assigned(self) -> str:
-        """What a plain `=` assigns."""
-        return ast.unparse(self._statement.value) if isinstance(self._statement, ast.Assign) else ""
-
-    @property
-    def manager(self) -> str:
-        """What stands behind `with`."""
-        statement = self._statement
-        return ast.unparse(statement.items[0].context_expr) if isinstance(statement, ast.With | ast.AsyncWith) else ""
-
-    @property
-    def defined(self) -> str:
-        """The class or function that the line defines."""
-        statement = self._statement
-        return statement.name if isinstance(statement, ast.ClassDef | ast.FunctionDef) else ""
 
     def call(self, name: str) -> str:
         """The call at which tracing stopped; where that is not known, the one of what ends in `name`."""

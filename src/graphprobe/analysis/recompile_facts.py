@@ -287,11 +287,6 @@ def _of_keys(check: ReadGuard) -> ReadGuard:
     return msgspec.structs.replace(check, kind=kind, expected=sides[0], actual=sides[1])
 
 
-def counted_keys(number: int) -> str:
-    """The keys of a dict of which no more is known than how many there are."""
-    return "1 key" if number == 1 else f"{number} keys"
-
-
 def readable(source: str) -> str:
     """The expression as the program would write it: `self._modules['l']._parameters['weight']` is `self.l.weight`."""
     text = re.sub(r"\._(?:modules|parameters|buffers)\[['\"](\w+)['\"]\]", r".\1", source)

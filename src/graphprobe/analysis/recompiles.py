@@ -15,7 +15,6 @@ from graphprobe.analysis.recompile_facts import (
     ReadGuard,
     Recompile,
     check_from_text,
-    counted_keys,
     readable,
     root_name,
 )
@@ -85,11 +84,6 @@ class Cause(msgspec.Struct, frozen=True):
     check: ReadGuard
     guard: FailedGuard | None
 
-    @property
-    def values(self) -> list[str]:
-        """What was expected and what came."""
-        return [value for value in (self.check.expected, self.check.actual) if value is not None]
-
 
 def causes_of(fact: Recompile, versions: Versions) -> list[Cause]:
     """The causes of one recompilation; `versions` is that of its function, and is brought up to date.
@@ -142,7 +136,8 @@ def _is_new(check: ReadGuard, nearest: Sequence[Read], versions: Versions) -> bo
         return True
     same = {check.actual} if check.actual in ("0", "1") else {check.actual, ANY}
     if check.kind == "keys-changed":
-        same.add(counted_keys(len(check.actual.split(", "))))
+        count = len(check.actual.split(", "))
+        same.add("1 key" if count == 1 else f"{count} keys")  # as of a dict of which no more is known
     return same.isdisjoint(made_for)
 
 
@@ -368,7 +363,8 @@ def _function_key(fact: Recompile) -> tuple[str, int, str]:
 
 def _group(members: list[tuple[Recompile, Cause]]) -> Group:
     fact, first = members[0]
-    values = _ordered([value for _, cause in members for value in cause.values])
+    seen = (value for _, cause in members for value in (cause.check.expected, cause.check.actual))
+    values = _ordered(value for value in seen if value is not None)
     name = readable(first.check.source)
     place = next((cause.guard for _, cause in members if cause.guard is not None and cause.guard.where), None)
     where = None if place is None else place.where
