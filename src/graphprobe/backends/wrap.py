@@ -21,8 +21,8 @@ from graphprobe.probe import active
 from graphprobe.settings import BackendSettings, Settings, resolve
 
 if TYPE_CHECKING:
+    from graphprobe.probe.dump.backend import WayDump
     from graphprobe.probe.dump.running import DumpSession
-    from graphprobe.probe.dump.way_calls import WayDump
 
 Backend = Callable[..., Any]
 
@@ -175,7 +175,7 @@ class DumpedProgram:
         self._settings.install()
         run = active.session()
         if run is not None and self._plan.engine != "kernel":
-            from graphprobe.probe.dump.way_calls import WayDump
+            from graphprobe.probe.dump.backend import WayDump
 
             self._ways = WayDump(self._session)
             run.dump_ways(self._ways)

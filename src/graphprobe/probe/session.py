@@ -35,7 +35,7 @@ from graphprobe.store.schema import json_line
 from graphprobe.store.writer import RunWriter, WrittenFile
 
 if TYPE_CHECKING:
-    from graphprobe.probe.dump.way_calls import WayDump
+    from graphprobe.probe.dump.backend import WayDump
     from graphprobe.probe.model import ModelRecorder
     from graphprobe.probe.pass_snapshots import Trail
     from graphprobe.probe.traced_graphs import WayRecorder

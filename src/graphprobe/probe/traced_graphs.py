@@ -16,7 +16,7 @@ from graphprobe.store import layout
 if TYPE_CHECKING:
     from types import FrameType
 
-    from graphprobe.probe.dump.way_calls import WayDump
+    from graphprobe.probe.dump.backend import WayDump
     from graphprobe.probe.model import ModelRecorder
 
 TEXTS = (".cpp", ".h", ".py", ".json", ".txt", ".cu")

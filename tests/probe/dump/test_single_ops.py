@@ -191,7 +191,7 @@ def test_inside_a_mode_of_the_program_it_is_refused_aloud(dumping: Dumping) -> N
 def test_what_cannot_be_watched_is_told_and_the_program_goes_on(
     dumping: Dumping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphprobe.probe.dump.origins.program_lines", lambda modules: {}["no lines"])
+    monkeypatch.setattr("graphprobe.probe.dump.single_ops.program_lines", lambda modules: {}["no lines"])
     torch.compile(lambda x: x + 1, backend=switched(dumping))(torch.ones(2))
     assert torch.ones(2).sin().sum().item() == pytest.approx(2 * 0.84147098)
     found = dumping.end()

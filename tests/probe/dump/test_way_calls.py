@@ -19,8 +19,8 @@ import graphprobe
 from graphprobe.backends.wrap import DumpedProgram
 from graphprobe.dump_plan import plan_from
 from graphprobe.engine.naming import module_of
+from graphprobe.probe.dump.backend import is_backward
 from graphprobe.probe.dump.sessions import close_all
-from graphprobe.probe.dump.way_calls import is_backward
 
 Params = dict[str, torch.Tensor]
 Aten = torch.ops.aten

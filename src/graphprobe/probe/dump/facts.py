@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
 from graphprobe.engine.naming import LINE, TORCH, module_of, op_of
 from graphprobe.internals.way_taps import GUARDS
 from graphprobe.probe.dump.running import DATA, GraphOp
-from graphprobe.probe.dump.traits import traits_of_graph
+from graphprobe.probe.dump.traits import traits_of_graph, type_of
 from graphprobe.records import Direction
 from graphprobe.scope import KEY
 from graphprobe.select import OpFacts
@@ -32,12 +32,6 @@ def source_text(lines: Sequence[tuple[str, int]]) -> str:
     return f"{last[0][0]}:{last[0][1]}" if last else ""
 
 
-def type_of(target: str) -> str:
-    """What kind of op a target is: `add` of `aten.add.Tensor`, `relu` of `torch.nn.functional.relu`."""
-    parts = target.removeprefix("torch.ops.").split(".")
-    return parts[1] if parts[0] != "torch" and len(parts) == 3 else parts[-1]
-
-
 def facts_of(node: Node) -> OpFacts:
     """What a node is selected by."""
     module = module_of(node)
@@ -49,6 +43,22 @@ def facts_of(node: Node) -> OpFacts:
     )
 
 
+def info_of(facts: OpFacts, direction: Direction, engine: Engine, *, perturbs: bool) -> OpInfo:
+    """What the records of an op with these facts say; one without a target is data of its graph."""
+    target = facts.targets[0] if facts.targets else ""
+    return OpInfo(
+        op_type=type_of(target) if target else DATA,
+        op_name=facts.names[0],
+        engine=engine,
+        perturbs=perturbs,
+        target=target,
+        source=source_text(facts.sources),
+        module=facts.modules[0] if facts.modules else "",
+        fx_nodes=() if engine == "eager" else facts.names,
+        direction=direction,
+    )
+
+
 def ops_of_graph(graph: Graph, direction: Direction, *, engine: Engine, perturbs: bool) -> dict[Node, GraphOp]:
     """The ops of an FX graph in order: its inputs and constants, and its calls."""
     found: dict[Node, GraphOp] = {}
@@ -56,29 +66,12 @@ def ops_of_graph(graph: Graph, direction: Direction, *, engine: Engine, perturbs
     for node in graph.nodes:
         if node.op == "output" or (node.op == "call_module" and node.target == GUARDS):
             continue
-        data = node.op in DATA_OPS
-        facts = facts_of(node)
-        target = "" if data else op_of(node)
-        info = OpInfo(
-            op_type=DATA if data else type_of(target),
-            op_name=node.name,
-            engine=engine,
-            perturbs=perturbs,
-            target=target,
-            source=source_text(facts.sources),
-            module=facts.modules[0] if facts.modules else "",
-            fx_nodes=(node.name,),
-            direction=direction,
-        )
-        reads = () if data else tuple(indices_of_data(found[read] for read in node.all_input_nodes))
+        data, facts = node.op in DATA_OPS, facts_of(node)
+        info = info_of(facts, direction, engine, perturbs=perturbs)
+        reads = () if data else tuple(found[read].index for read in node.all_input_nodes if found[read].data)
         scoped = is_scoped(node)
         found[node] = GraphOp(len(found), info, facts, data=data, reads_data=reads, scoped=scoped, traits=traits[node])
     return found
-
-
-def indices_of_data(ops: Iterable[GraphOp]) -> Iterable[int]:
-    """Those of the ops that are inputs or constants of the graph."""
-    return (op.index for op in ops if op.data)
 
 
 def is_scoped(node: Node) -> bool:

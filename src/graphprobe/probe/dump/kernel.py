@@ -14,9 +14,9 @@ from graphprobe.internals.ir.records import IRNode
 from graphprobe.internals.launch_io import LaunchIO, Use, launch_ios
 from graphprobe.internals.launches import Launching, LaunchTap
 from graphprobe.internals.unseen import unseen
-from graphprobe.probe.dump.facts import DATA_OPS, facts_of, is_scoped, source_text, type_of
-from graphprobe.probe.dump.running import DATA, DumpGraph, DumpModel, GraphOp, Values, current_call, under_way
-from graphprobe.probe.dump.traits import OpTraits, traits_of_launches
+from graphprobe.probe.dump.facts import DATA_OPS, facts_of, info_of, is_scoped, source_text
+from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphOp, Values, current_call, under_way
+from graphprobe.probe.dump.traits import OpTraits, traits_of_launches, type_of
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts
 from graphprobe.store.dump_records import OpInfo
@@ -153,16 +153,7 @@ def ops_of_code(lowered: Lowered, direction: Direction) -> tuple[list[GraphOp], 
 
 def _data_op(index: int, name: str, node: Node | None, direction: Direction) -> GraphOp:
     facts = OpFacts(names=(name,)) if node is None else facts_of(node)
-    info = OpInfo(
-        op_type=DATA,
-        op_name=name,
-        engine="kernel",
-        perturbs=False,
-        source=source_text(facts.sources),
-        module=facts.modules[0] if facts.modules else "",
-        fx_nodes=(name,),
-        direction=direction,
-    )
+    info = info_of(facts, direction, "kernel", perturbs=False)
     return GraphOp(index, info, facts, data=True, traits=OpTraits(writes={"output.0": name}))
 
 

@@ -235,7 +235,6 @@ class OverflowObserver(FindingObserver):
         self, call: GraphCall, op: GraphOp, verdict: OverflowVerdict, inputs: Values, outputs: Values, time_ns: int
     ) -> None:
         step = self._step(call)
-        place = self.place(call)
         if verdict.role == "carrier":
             if len(step.carriers) < MOST_CARRIERS:
                 step.carriers.append(facts_of_op(op))
@@ -257,7 +256,7 @@ class OverflowObserver(FindingObserver):
             if file and self._plan.data == "tensor":
                 script = repro_of(op, inputs, file=name, why=in_words(problems), saturated=saturated)
                 if script is not None:
-                    repro = self.document(place, f"repro_{name}.py", script.encode())
+                    repro = self.document(call.place, f"repro_{name}.py", script.encode())
             origin = {"role": "origin", **facts_of_op(op), "problems": problems, "file": file, "repro": repro}
             step.origins.append(origin)
             self._firsts.setdefault(call.graph.model.number, (call, step, text))
@@ -274,7 +273,7 @@ class OverflowObserver(FindingObserver):
             "carriers_left_out": step.carriers_left_out,
             "uncompiled": step.uncompiled,
         }
-        self.document(self.place(call), OVERFLOW, document)
+        self.document(call.place, OVERFLOW, document)
         step.written = True
 
 
@@ -362,10 +361,8 @@ def _from_launch(inputs: Values) -> list[str] | None:
             numbered[int(name)] = text
         else:
             keywords.append(f"{name}={text}")
-    args = []
     rest = iter(buffers)
-    for index in range(len(buffers) + len(numbered)):
-        args.append(numbered[index] if index in numbered else f"value({next(rest)!r})")
+    args = [numbered.get(index) or f"value({next(rest)!r})" for index in range(len(buffers) + len(numbered))]
     return [*args, *keywords] if numbered.keys() <= set(range(len(args))) else None
 
 

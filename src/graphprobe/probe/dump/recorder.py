@@ -20,7 +20,6 @@ from graphprobe.probe.dump.running import (
     OpExecution,
     OpObserver,
     Values,
-    place_of,
     why_no_call,
 )
 from graphprobe.probe.dump.single_ops import MODEL
@@ -130,19 +129,17 @@ class _Selection:
         self.chosen = chosen
         self.narrowed = [found if found is not None and any(found.blacklists) else None for found in chosen]
         """Of each op what it is chosen by, where that leaves out some of its inputs or outputs."""
-        self._last: list[tuple[_Kept, OpForm] | None] = [None] * len(chosen)
+        self._last: list[tuple[list[str | TensorMeta], list[WrittenSlot], OpForm] | None] = [None] * len(chosen)
 
     def form(self, op: GraphOp, kept: _Kept) -> OpForm:
         """The form of an execution: the last one, while nothing but values has changed."""
         last = self._last[op.index]
-        if last is not None and last[0].slots == kept.slots and last[0].scalars == kept.scalars:
-            return last[1]
+        if last is not None and last[0] == kept.slots and last[1] == kept.scalars:
+            return last[2]
         parts: Any = kept.slots
         slots = [WrittenSlot(*part) for part in zip(parts[::3], parts[1::3], parts[2::3], strict=True)]
         form = OpForm(op.info, [*slots, *kept.scalars], op.notes)
-        known = _Kept()
-        known.slots, known.scalars = kept.slots, kept.scalars
-        self._last[op.index] = (known, form)
+        self._last[op.index] = (kept.slots, kept.scalars, form)
         return form
 
 
@@ -285,8 +282,7 @@ class OpRecorder(OpObserver):
             selection = self._graphs[call.graph]
             # Writes of ops that are not dumped would be missed.
             memo = StatsMemo() if self._stats and None not in selection.chosen else None
-            place = place_of(call, by_step=self._plan.steps is not None)
-            found = call.state[self] = _Call(selection, place, memo, self._writer())
+            found = call.state[self] = _Call(selection, call.place, memo, self._writer())
         return found
 
 

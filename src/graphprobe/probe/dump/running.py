@@ -206,11 +206,6 @@ class OpExecution:
     outputs: Values | None = None
     state: dict[OpObserver, Any] = field(default_factory=dict)
 
-    @property
-    def graph(self) -> DumpGraph:
-        """The graph that the op belongs to."""
-        return self.call.graph
-
 
 class OpObserver:
     """Told what ops read and wrote, on the thread that runs them. May look at live tensors, and change none.
@@ -220,11 +215,11 @@ class OpObserver:
 
     def wants(self, graph: DumpGraph) -> Collection[int]:
         """A graph was compiled: indices of the ops it wants to be told of."""
-        raise NotImplementedError
+        return ()
 
     def due(self, graph: DumpGraph, step: int) -> bool:
         """Whether it wants a call of this graph; asked once a call."""
-        raise NotImplementedError
+        return False
 
     def before(self, execution: OpExecution) -> None:
         """An op is about to run."""
@@ -240,7 +235,7 @@ class OpObserver:
 
     def close(self) -> list[str]:
         """The dump ends. Returns what the user should know, one sentence each."""
-        raise NotImplementedError
+        return []
 
 
 class GraphCall:
@@ -279,6 +274,18 @@ class GraphCall:
         """Number of the step, from 0."""
         return self.forward.step
 
+    @property
+    def place(self) -> Place:
+        """The folder that its records go to: named by the step where the plan selects steps, else by a counter."""
+        model = self.graph.model
+        return Place(
+            model_name=model.name,
+            model_id=model.number,
+            data_index=model.data_index(self.forward, by_step=self.session.plan.steps is not None),
+            device_id=self.device_id,
+            step=self.step,
+        )
+
     def before(self, index: int, inputs: Values) -> OpExecution | None:
         """The op of that index is about to run with `inputs`; the result is for `after`. None: nobody wants it."""
         if index not in self.wanted:
@@ -294,12 +301,10 @@ class GraphCall:
             self._tell(execution.op.index, "after", execution)
 
     def raised(self, execution: OpExecution | None, error: BaseException) -> None:
-        """It has raised."""
         if execution is not None:
             self._tell(execution.op.index, "raised", execution, error)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The graph has returned, or raised."""
         self._tell(None, "call_ends", self, error)
 
     def _tell(self, index: int | None, event: str, *what: Any) -> None:
@@ -344,23 +349,15 @@ class under_way:  # noqa: N801  # reads as a statement: `with under_way(call):`
         self._call.end(error)
 
 
-def place_of(call: GraphCall, *, by_step: bool) -> Place:
-    """The folder that a call's records go to; `by_step`: it is named by the step, else by a counter."""
-    model = call.graph.model
-    return Place(
-        model_name=model.name,
-        model_id=model.number,
-        data_index=model.data_index(call.forward, by_step=by_step),
-        device_id=call.device_id,
-        step=call.step,
-    )
-
-
 class DumpSession:
     """Everything that one plan has dumped. Made by `sessions.session_for`, ended by `close`.
 
     The folder is made when the first model is compiled: by then the process knows its rank. A forked child has a
     folder of its own.
+
+    Attributes:
+        models: what was compiled so far.
+        closed: whether it has ended.
     """
 
     def __init__(self, plan: DumpPlan) -> None:
@@ -369,13 +366,13 @@ class DumpSession:
         self._writer: DumpWriter | None = None
         self._pid = os.getpid()
         self._engine: Engine | None = None
-        self._models: list[DumpModel] = []
+        self.models: list[DumpModel] = []
         self._counters: dict[tuple[str, int], tuple[StepCounter, set[str]]] = {}
         self._wanted: dict[DumpGraph, list[tuple[OpObserver, frozenset[int]]]] = {}
         self._notes: list[str] = []
         self._lost: dict[str, tuple[str, str]] = {}
         self._detached: set[int] = set()
-        self._closed = False
+        self.closed = False
         self.observers: tuple[OpObserver, ...] = ()
         """Told of the ops; handed in before the first model is compiled."""
         for text in plan.warnings:
@@ -387,10 +384,10 @@ class DumpSession:
         with self._lock:
             self._engine = self._engine or engine
             self.writer()
-            counter = self._counter(compile_id or f"?{len(self._models)}/0", owner)
-            number = len(self._models)
+            counter = self._counter(compile_id or f"?{len(self.models)}/0", owner)
+            number = len(self.models)
             model = DumpModel(self, [*names, *([compile_id] if compile_id else ()), f"graph_{number}"], number, counter)
-            self._models.append(model)
+            self.models.append(model)
             return model
 
     def graph(self, graph: DumpGraph) -> DumpGraph:
@@ -405,26 +402,31 @@ class DumpSession:
             self._wanted[graph] = [(observer, indices) for observer, indices in wanted if indices]
         return graph
 
-    def begin(self, graph: DumpGraph, inputs: Sequence[Any]) -> tuple[Forward | None, GraphCall | None]:
+    def begin(
+        self, graph: DumpGraph, inputs: Sequence[Any], forward: Forward | None = None
+    ) -> tuple[Forward | None, GraphCall | None]:
         """A graph is called with `inputs`. Returns its step, and the call when it is dumped.
 
-        A forward begins a step, and `finish` ends it. A backward belongs to the step of its forward.
+        A forward begins a step, and `finish` ends it. A backward belongs to the step of its forward. Where the caller
+        knows the step, it is `forward`.
         """
         try:
-            return self._begin(graph, inputs)
+            return self._begin(graph, inputs, forward)
         except Exception as error:  # inside the program's own call
             self.failed(f"beginning a call of {graph}", error)
             return None, None
 
-    def _begin(self, graph: DumpGraph, inputs: Sequence[Any]) -> tuple[Forward | None, GraphCall | None]:
+    def _begin(
+        self, graph: DumpGraph, inputs: Sequence[Any], forward: Forward | None
+    ) -> tuple[Forward | None, GraphCall | None]:
         model = graph.model
         model.called = True
-        if graph.direction == "backward":
+        if forward is None and graph.direction == "backward":
             forward = model.forwards.of_backward(inputs)
-        else:
+        elif forward is None:
             forward = Forward(model.counter.advance())
         wanted = self._wanted.get(graph)
-        if forward is None or not wanted or self._closed:
+        if forward is None or not wanted or self.closed:
             return forward, None
         step = forward.step
         due = []
@@ -493,11 +495,6 @@ class DumpSession:
         """Why something is not in the dump, where there is no folder that could say it."""
         return [] if self._writer is not None else list(self._lost)
 
-    @property
-    def models(self) -> tuple[DumpModel, ...]:
-        """What was compiled so far."""
-        return tuple(self._models)
-
     def writer(self) -> DumpWriter:
         """The writer of this process.
 
@@ -530,23 +527,18 @@ class DumpSession:
     def close(self) -> None:
         """End the dump, and say what is not in it and why. Safe to call twice."""
         with self._lock:
-            if self._closed or self._pid != os.getpid():
+            if self.closed or self._pid != os.getpid():
                 return
-            self._closed = True
+            self.closed = True
         for observer in self.observers:
             try:
                 texts = observer.close()
-                for text in texts if self._models or not self._lost else ():
+                for text in texts if self.models or not self._lost else ():
                     self.note(text)
             except Exception as error:
                 self.detach(observer, error, "the end")
         if self._writer is not None:
             self._writer.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended."""
-        return self._closed
 
     def _manifest(self) -> DumpManifest:
         run = environment.manifest_of_rank(os.environ)

@@ -51,12 +51,8 @@ def observers_of(session: DumpSession) -> tuple[OpObserver, ...]:
     """Those that a session's plan asks for."""
     plan = session.plan
     found: list[OpObserver] = [OpRecorder(plan, session.writer)] if plan.models or plan.single_ops else []
-    if plan.overflow:
-        found.append(OverflowObserver(plan, session.writer))
-    if plan.watch:
-        found.append(WatchObserver(plan, session.writer))
-    if plan.exceptions:
-        found.append(ExceptionObserver(plan, session.writer))
+    kinds = ((plan.overflow, OverflowObserver), (plan.watch, WatchObserver), (plan.exceptions, ExceptionObserver))
+    found += [kind(plan, session.writer) for wanted, kind in kinds if wanted]
     if plan.single_ops:
         found.append(SingleOps(session))
     return tuple(found)

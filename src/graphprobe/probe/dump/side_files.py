@@ -15,16 +15,7 @@ import msgspec
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.internals.quiet import quiet
-from graphprobe.probe.dump.running import (
-    DumpGraph,
-    DumpModel,
-    GraphCall,
-    GraphOp,
-    OpExecution,
-    OpObserver,
-    place_of,
-    why_no_call,
-)
+from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, OpObserver, why_no_call
 from graphprobe.probe.dump.tensors import dump_value, is_tensor, scalar_of
 from graphprobe.store import dump_records
 from graphprobe.store.calls import WrittenSlot
@@ -81,10 +72,6 @@ class FindingObserver(OpObserver):
             return [f"{self.kind}s found: {self._count}, see findings.jsonl"]
         return [f"nothing was dumped: no op {self.happened} in {self._seen} call{'s' * (self._seen != 1)} of graphs"]
 
-    def place(self, call: GraphCall) -> Place:
-        """The folder of a call."""
-        return place_of(call, by_step=self._plan.steps is not None)
-
     def entry(
         self,
         call: GraphCall,
@@ -101,7 +88,7 @@ class FindingObserver(OpObserver):
                 values.append(dump_value(slot, side, value, stats=stats, pool=writer.pool))
             else:
                 scalars.append(WrittenSlot(slot, side, scalar=scalar_of(value)))
-        place, time_ns = self.place(call), time_ns or time.time_ns()
+        place, time_ns = call.place, time_ns or time.time_ns()
         seq = writer.submit(op.info, place, values, scalars=scalars, notes=(*op.notes, *notes), time_ns=time_ns)
         if seq is None:
             return None, ""
@@ -222,7 +209,7 @@ class ExceptionObserver(FindingObserver):
             "traceback": trace,
             "callers": "".join(traceback.format_list(callers))[-MAX_TRACEBACK:],
         }
-        path = self.document(self.place(call), DOCUMENT, document)
+        path = self.document(call.place, DOCUMENT, document)
         self.finding(text, model=call.graph.model.name, step=call.step, document=path, **facts)
 
 

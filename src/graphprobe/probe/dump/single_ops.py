@@ -1,23 +1,26 @@
-"""`dump_op_switch`: the ops that run outside compiled graphs, told to the same observers as those inside."""
+"""`dump_op_switch`: the ops that run outside compiled graphs, told to the same observers as those inside.
+
+A gradient has the line, the module and the phase of the operator that it is of.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from graphprobe.internals.operators.autograd_edges import uncompiled
-from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
+from graphprobe.internals.operators.autograd_edges import running_node, sequence_number, uncompiled
+from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps, Lines, program_lines
 from graphprobe.internals.unseen import unseen
-from graphprobe.probe.dump.facts import source_text, type_of
-from graphprobe.probe.dump.origins import OpOrigin, Origins
+from graphprobe.probe.api.session import Paths
+from graphprobe.probe.dump.facts import info_of
 from graphprobe.probe.dump.running import (
     DumpGraph,
     DumpModel,
     Forward,
-    Forwards,
     GraphCall,
     GraphOp,
     OpExecution,
@@ -26,10 +29,10 @@ from graphprobe.probe.dump.running import (
     under_way,
 )
 from graphprobe.probe.dump.tensors import is_tensor, slots_from_inputs, slots_from_outputs
-from graphprobe.probe.dump.traits import OpTraits
+from graphprobe.probe.dump.traits import OpTraits, type_of
+from graphprobe.records import Direction
 from graphprobe.scope import in_block
 from graphprobe.select import OpFacts
-from graphprobe.store.dump_records import OpInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -46,6 +49,47 @@ PERTURBS = (
     "dump_op_switch: while ops are watched, torch has other formulas for a few gradients (of prod and masked_fill), "
     "which may change their last bits"
 )
+
+MOST_OPS = 1 << 16
+"""Operators whose gradients may still come; older ones are forgotten."""
+
+
+class OpOrigin(NamedTuple):
+    """What led to an operator: lines, outermost first; path of the innermost module, empty outside of all; phase."""
+
+    lines: Lines
+    module: str
+    direction: Direction
+
+
+class Origins:
+    """Tells the origin of each operator as it runs; a gradient finds its operator by the number of its node."""
+
+    def __init__(self) -> None:
+        self._paths = Paths(None)
+        self._made: dict[int, OpOrigin] = {}
+
+    def here(self) -> OpOrigin | None:
+        """Of what runs now on this thread; None where a compiled graph led here."""
+        modules: list[torch.nn.Module] = []
+        lines = program_lines(modules)
+        if lines is None:
+            return None
+        node = running_node()
+        if node is not None:
+            forward = self._made.get(node[1])
+            return OpOrigin(forward.lines if forward else lines, forward.module if forward else "", "backward")
+        path: str | None = None
+        for module in modules:
+            path = self._paths.module(module, path)
+        found = OpOrigin(lines, path or "", "forward")
+        if torch.is_grad_enabled():
+            # The node of an operator is made before the operator runs; those that need no gradient make none.
+            self._made.setdefault(sequence_number() - 1, found)
+            if len(self._made) > MOST_OPS:
+                del self._made[next(iter(self._made))]
+        return found
+
 
 Site = tuple[str, bool, OpOrigin]
 
@@ -76,12 +120,6 @@ class SingleOps(OpObserver):
             self._hook = register_optimizer_step_post_hook(uncompiled(self._model.counter.stepped))
         text = f"dump_op_switch: ops outside compiled graphs are not watched: {refusal}" if refusal else PERTURBS
         self._session.note(text)
-
-    def wants(self, graph: DumpGraph) -> Collection[int]:
-        return ()
-
-    def due(self, graph: DumpGraph, step: int) -> bool:
-        return False
 
     def close(self) -> list[str]:
         watched = self._tap.installed
@@ -125,7 +163,8 @@ class SingleOps(OpObserver):
                 return None, None
             inputs = list(slots_from_inputs(op.args, op.kwargs))
             graph = self._graph(op, origin)
-            _, call = self._session.begin(graph, [value for _, value in inputs if is_tensor(value)])
+            tensors = [value for _, value in inputs if is_tensor(value)]
+            _, call = self._session.begin(graph, tensors, Forward(self._model.counter.current))
             return call, None if call is None else call.before(0, inputs)
         except Exception as error:  # inside the program's own call
             self._session.failed(f"looking at {op.name}", error)
@@ -147,17 +186,9 @@ class SingleOps(OpObserver):
         number = self._names.get(kind, 0)
         self._names[kind] = number + 1
         name = f"{kind}_{number}" if number else kind
-        info = OpInfo(
-            op_type=kind,
-            op_name=name,
-            engine="eager",
-            perturbs=direction == "backward",  # under a mode torch has other formulas for some gradients
-            target=target,
-            source=source_text(lines),
-            module=module,
-            direction=direction,
-        )
         facts = OpFacts(names=(name,), targets=(target,), modules=(module,) if module else (), sources=lines)
+        # Under a mode torch has other formulas for some gradients.
+        info = info_of(facts, direction, "eager", perturbs=direction == "backward")
         traits = OpTraits(mutates=tuple(slot for slot, _, _ in op.written()))
         return GraphOp(0, info, facts, notes=tuple(_notes(op)), scoped=scoped, traits=traits)
 
@@ -174,7 +205,6 @@ class _FollowedSteps(StepCounter):
         self._stepped = 0
 
     def stepped(self, optimizer: object, args: object, kwargs: object) -> None:
-        """An optimizer has stepped."""
         self._stepped += 1
 
     @property
@@ -186,29 +216,12 @@ class _FollowedSteps(StepCounter):
     def steps(self) -> int:
         return self.current + 1
 
-    def advance(self) -> int:
-        """An op begins no step."""
-        return self.current
-
-
-class _Now(Forwards):
-    """An op of autograd's belongs to the step in which it runs."""
-
-    def __init__(self, counter: _FollowedSteps) -> None:
-        super().__init__()
-        self._counter = counter
-
-    def of_backward(self, inputs: Iterable[object]) -> Forward:
-        return Forward(self._counter.current)
-
 
 class _EagerModel(DumpModel):
     counter: _FollowedSteps
 
     def __init__(self, session: DumpSession) -> None:
-        steps = _FollowedSteps(session)
-        super().__init__(session, [MODEL], 0, steps)
-        self.forwards = _Now(steps)
+        super().__init__(session, [MODEL], 0, _FollowedSteps(session))
         self._folders: dict[int, int] = {}
 
     def data_index(self, forward: Forward, *, by_step: bool) -> int:

@@ -89,13 +89,9 @@ def union(found: Iterable[Table]) -> Table:
 
 
 def _signs(node: Node, of_node: Callable[[Node], Signs]) -> Signs:
-    if node.op in ("placeholder", "output"):
-        return MASK if _is_bool(node) else NOTHING
-    if node.op == "get_attr":
-        return NOTHING
-    if _is_bool(node):
+    if _dtype(node) == torch.bool and node.op != "get_attr":
         return MASK
-    if not _is_float(node):
+    if node.op in ("placeholder", "output", "get_attr") or not _is_float(node):
         return NOTHING
     limit = largest(_dtype(node))
 
@@ -174,20 +170,19 @@ def _leaves(values: Iterable[object]) -> Iterable[object]:
 
 
 def _name(node: Node) -> str:
-    parts = op_of(node).split(".")
-    if len(parts) == 3 and parts[0] != "torch":
-        return parts[1]
-    name = parts[-1]
+    name = type_of(op_of(node))
     return {"truediv": "div", "imul": "mul", "isub": "sub", "iadd": "add", "itruediv": "div"}.get(name, name)
+
+
+def type_of(target: str) -> str:
+    """What kind of op a target is: `add` of `aten.add.Tensor`, `relu` of `torch.nn.functional.relu`."""
+    parts = target.removeprefix("torch.ops.").split(".")
+    return parts[1] if parts[0] != "torch" and len(parts) == 3 else parts[-1]
 
 
 def _dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get("val", node.meta.get("example_value"))
     return getattr(value, "dtype", None)
-
-
-def _is_bool(node: Node) -> bool:
-    return _dtype(node) == torch.bool
 
 
 def _is_float(node: Node) -> bool:
@@ -241,16 +236,16 @@ def traits_of_graph(graph: Graph) -> dict[Node, OpTraits]:
     """Those of each node."""
     whole = signs_of_graph(graph)
     returned = {found.name for node in graph.nodes if node.op == "output" for found in node.all_input_nodes}
-    result = {}
-    for node in graph.nodes:
-        result[node] = OpTraits(
+    return {
+        node: OpTraits(
             tuple(read.name for read in node.all_input_nodes),
             {"output.0": node.name},
             frozenset({node.name} & returned),
             tuple(_mutated_slots(node)),
             {"": union([tables([node], whole)[node]])},
         )
-    return result
+        for node in graph.nodes
+    }
 
 
 def traits_of_launches(ios: Sequence[LaunchIO], lowered: Lowered) -> list[OpTraits]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import WeakMemory, span_of, version_of
 from graphprobe.probe.dump.running import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
-from graphprobe.probe.dump.tensors import is_tensor, read_back
+from graphprobe.probe.dump.tensors import is_tensor, leaves, read_back
 from graphprobe.select import LayerMatcher
 from graphprobe.store.dump_records import Side
 from graphprobe.store.dump_writer import DumpWriter
@@ -27,14 +26,13 @@ COPY_BYTES = 256 << 20
 """Copies of watched values; of what is over, digests are kept, which tell that something changed and not where."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """What differs from what the producer wrote: elements of the value in row-major order, None when only a digest was
     kept."""
 
-    count: int | None
     first: int | None
     last: int | None
+    changed: int | None
     of: int
 
 
@@ -48,6 +46,7 @@ class WatchedValue:
         memory, begin, end: address of the storage, and of the bytes it may lie on.
         checked: the last op after which it was intact.
         elements: how many it has.
+        where: what is there now, or whether its memory was freed.
     """
 
     def __init__(self, op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: ByteBudget) -> None:
@@ -57,7 +56,7 @@ class WatchedValue:
         self.checked: GraphOp | None = op
         self.elements = tensor.numel()
         self._budget = budget
-        self._where = WeakMemory(tensor)
+        self.where = WeakMemory(tensor)
         self._meta = (tensor.dtype, tuple(tensor.shape))
         self._object: weakref.ref[torch.Tensor] | None = None
         self._version: int | None = None
@@ -68,7 +67,7 @@ class WatchedValue:
     def refresh(self) -> None:
         """What lies there now is right: it was written on purpose."""
         self.close()
-        now = self.now()
+        now = self.where.tensor()
         if now is not None:
             self._keep(now)
 
@@ -88,18 +87,9 @@ class WatchedValue:
         self._version = now
         return True
 
-    @property
-    def gone(self) -> bool:
-        """Whether its memory was freed."""
-        return self._where.gone
-
     def overlaps(self, memory: int, begin: int, end: int) -> bool:
         """Whether the bytes from `begin` to `end` of a storage may be some of its own."""
         return memory == self.memory and begin < self.end and self.begin < end
-
-    def now(self) -> torch.Tensor | None:
-        """What lies there now; None when its memory was freed."""
-        return self._where.tensor()
 
     @property
     def before(self) -> torch.Tensor | None:
@@ -110,11 +100,11 @@ class WatchedValue:
     @property
     def on_cpu(self) -> bool:
         """Whether it can be looked at without waiting for a device."""
-        return self._where.device.type == "cpu"
+        return self.where.device.type == "cpu"
 
     def compare(self) -> Change | torch.Tensor | None:
         """What has changed, or None. Of what is on a device, numbers for `change_from_row`, without waiting for it."""
-        now = self._where.tensor()
+        now = self.where.tensor()
         if now is None:
             return None
         with quiet():
@@ -151,7 +141,7 @@ def change_from_row(row: Sequence[float], elements: int) -> Change | None:
     count, first, last = map(int, row)
     if not count:
         return None
-    return Change(count, first, last, elements) if count > 0 else Change(None, None, None, elements)
+    return Change(first, last, count, elements) if count > 0 else Change(None, None, None, elements)
 
 
 def watch(
@@ -231,7 +221,6 @@ class WatchObserver(FindingObserver):
         ]
         self._budget = ByteBudget(copy_bytes)
         self._chosen: dict[DumpGraph, _Chosen] = {}
-        self._calls: dict[GraphCall, _WatchedCall] = {}
         self._held: list[WatchedValue] = []
         self._lock = threading.RLock()
 
@@ -260,9 +249,9 @@ class WatchObserver(FindingObserver):
         return due
 
     def after(self, execution: OpExecution) -> None:
-        op, chosen = execution.op, self._chosen[execution.graph]
+        op, chosen = execution.op, self._chosen[execution.call.graph]
         with self._lock:
-            call = self._calls.setdefault(execution.call, _WatchedCall())
+            call = execution.call.state.setdefault(self, _WatchedCall())
             if not op.data:
                 self._check(execution, call, chosen)
             else:
@@ -274,11 +263,11 @@ class WatchObserver(FindingObserver):
     def call_ends(self, call: GraphCall, error: BaseException | None) -> None:
         self._seen += 1
         with self._lock:
-            under_way = self._calls.pop(call, None)
+            under_way = call.state.pop(self, None)
             if under_way is None:
                 return
             self._settle(call, under_way)
-            results = list(_tensors(call.result)) if error is None else []
+            results = [v for _, v in leaves("", call.result) if is_tensor(v)] if error is None else []
             at = {(memory, begin): found for found in results for memory, begin, _ in _spans([found])}
             for value in under_way.values:
                 found = at.get((value.memory, value.begin))
@@ -318,7 +307,7 @@ class WatchObserver(FindingObserver):
             declared = any(value.overlaps(*span) for span in written)
             needed = chosen.last_read.get(value.name, -1) > op.index or value.name in value.op.traits.returns
             superseded = declared and value.name in op.traits.writes.values() and op.info.engine != "interpreter"
-            if value.gone or superseded or not (needed or (value.op.data and not declared)):
+            if value.where.gone or superseded or not (needed or (value.op.data and not declared)):
                 value.close()
             elif declared and op.info.engine == "interpreter":
                 value.refresh()  # the graph says so, and whoever reads it later means what is there then
@@ -328,7 +317,7 @@ class WatchObserver(FindingObserver):
         call.values = kept
         still = []
         for value in self._held:
-            if value.gone:
+            if value.where.gone:
                 value.close()
             elif value.memory in call.given and any(value.overlaps(*span) for span in written):
                 value.close()  # the program has handed it in, to be written to or used up; now it is this call's
@@ -371,7 +360,7 @@ class WatchObserver(FindingObserver):
         """Before a graph runs: what the program holds, against what it was when it got it."""
         still = []
         for value in self._held:
-            if value.gone:
+            if value.where.gone:
                 value.close()
                 continue
             by_program = value.changed_by_program()
@@ -424,7 +413,7 @@ class WatchObserver(FindingObserver):
             declared=found.declared,
             intact_after=intact,
             victim=_victim_facts(value),
-            elements=_range_facts(change),
+            elements=change._asdict(),
             seq=self._evidence(call, found, text),
         )
 
@@ -434,7 +423,7 @@ class WatchObserver(FindingObserver):
             f"before step {step} of {graph}, by no operator of the program. A CUDA graph that is replayed writes its "
             "outputs to the same memory each time: clone what is kept"
         )
-        facts = {"victim": _victim_facts(value), "elements": _range_facts(change)}
+        facts = {"victim": _victim_facts(value), "elements": change._asdict()}
         self.finding(text, same=(value.op, value.slot), model=graph.model.name, step=step, culprit=None, **facts)
 
     def _evidence(self, call: GraphCall, found: _Suspicion, text: str) -> int | None:
@@ -442,7 +431,7 @@ class WatchObserver(FindingObserver):
         value = found.value
         sides: list[tuple[str, Side, torch.Tensor | None]] = [
             ("before", "input", found.was),
-            ("after", "output", value.now()),
+            ("after", "output", value.where.tensor()),
         ]
         slots = [(f"{value.slot}.{name}", side, tensor) for name, side, tensor in sides if tensor is not None]
         return self.entry(call, value.op, slots, text)[0]
@@ -451,7 +440,7 @@ class WatchObserver(FindingObserver):
         """The outputs of the watcher nodes that were named, as they are after this op."""
         by_op: dict[GraphOp, list[tuple[str, Side, torch.Tensor]]] = {}
         for value in call.values:
-            if value.op.index in chosen.named and (now := value.now()) is not None:
+            if value.op.index in chosen.named and (now := value.where.tensor()) is not None:
                 by_op.setdefault(value.op, []).append((value.slot, "output", now))
         for op, slots in by_op.items():
             self.entry(execution.call, op, slots, f"watched: as it is after {execution.op.info.op_name}")
@@ -474,14 +463,6 @@ def _spans(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int, int]]:
             continue
 
 
-def _tensors(result: Any) -> Iterator[torch.Tensor]:
-    if is_tensor(result):
-        yield result
-    elif isinstance(result, list | tuple):
-        for item in result:
-            yield from _tensors(item)
-
-
 def _victim(value: WatchedValue) -> str:
     return f"{value.name}, {value.slot} of {described(value.op)} in step {value.step}"
 
@@ -491,10 +472,6 @@ def _victim_facts(value: WatchedValue) -> dict[str, Any]:
 
 
 def _range(change: Change) -> str:
-    if change.count is None:
+    if change.changed is None:
         return f"some of {change.of} elements (only a digest was kept)"
-    return f"elements {change.first} to {change.last}, {change.count} of {change.of} changed"
-
-
-def _range_facts(change: Change) -> dict[str, int | None]:
-    return {"first": change.first, "last": change.last, "changed": change.count, "of": change.of}
+    return f"elements {change.first} to {change.last}, {change.changed} of {change.of} changed"
