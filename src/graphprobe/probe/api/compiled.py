@@ -21,7 +21,7 @@ from graphprobe.internals.operators.api_calls import (
 )
 from graphprobe.internals.operators.autograd_edges import unseen
 from graphprobe.probe.api.call import OpenCall
-from graphprobe.probe.api.modules import ModuleWatch
+from graphprobe.probe.api.hooks import ModuleWatch
 from graphprobe.probe.api.patched import ApiMode
 from graphprobe.probe.api.session import ApiSession
 from graphprobe.store.calls import COMPILED, CompiledRegion, WrittenSlot
@@ -111,14 +111,11 @@ class CompiledWatch:
         self._hook.install()
 
     def remove(self) -> None:
-        """Restore what was patched."""
         self._hook.remove()
         self._graphs.remove()
         self._regions.remove()
-        with (
-            self._lock
-        ):  # who leaves compiled code in another thread has put all back, or knows that the dump is closed
-            return
+        with self._lock:
+            pass  # who leaves compiled code in another thread has put all back, or knows that the dump is closed
 
     def _install(self) -> None:
         if not self._regions.install():

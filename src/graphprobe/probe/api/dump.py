@@ -16,8 +16,7 @@ from graphprobe.errors import UsageError
 from graphprobe.internals.operators.api_calls import BackwardRuns, put_back, take_out
 from graphprobe.probe import environment
 from graphprobe.probe.api.compiled import CallWatch, CompiledWatch, TorchWatch
-from graphprobe.probe.api.modules import ModuleWatch
-from graphprobe.probe.api.optimizers import OptimizerWatch
+from graphprobe.probe.api.hooks import ModuleWatch, OptimizerWatch
 from graphprobe.probe.api.patched import ApiMode, PatchedCalls
 from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, arguments_from_file, plan_from_arguments
 from graphprobe.probe.api.session import ApiSession
@@ -63,7 +62,7 @@ class ApiDumper:
         Raises:
             UsageError: the dump has not begun.
         """
-        return self._running().folder
+        return self._running().writer.folder
 
     @property
     def steps(self) -> int:

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,16 @@ import torch
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 
+from graphprobe.engine.tensor_stats import meta_of
 from graphprobe.errors import EXIT_FOUND, GraphprobeError, UsageError
 from graphprobe.internals.operators.autograd_edges import innermost_function_mode, running_node, sequence_number
 from graphprobe.internals.operators.eager_ops import EagerOp, EagerOps
 from graphprobe.internals.quiet import quiet
 from graphprobe.probe.api.plan import info_of
 from graphprobe.probe.api.session import Frames
-from graphprobe.probe.dump.overflow_rules import (
-    SKIPPED,
-    OverflowJudge,
-    elements,
-    in_words,
-    judged,
-    memory_of,
-)
+from graphprobe.probe.dump.overflow_rules import SKIPPED, OverflowJudge, elements, in_words, judged, memory_of
 from graphprobe.probe.dump.tensors import dump_value, leaves, scalar_of, slots_from_inputs, slots_from_outputs
 from graphprobe.probe.dump.traits import MASK, NONE, NOTHING, OpTraits, Signs, largest, tables
-from graphprobe.records import TensorMeta
 from graphprobe.store.calls import CallDirection
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes
 from graphprobe.store.dump_queue import CopyPool
@@ -161,13 +154,13 @@ class _OpenCall:
     api: str
     number: int
     source: str
-    stack: tuple[str, ...]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    first_sequence: int
-    origins: list[tuple[str, tuple[str, ...]]]
-    before: dict[tuple[int, int], torch.Tensor]
-    module: str = ""
+    module: str
+    first_sequence: int = 0
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    stack: tuple[str, ...] = ()
+    origins: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    before: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
 
 class _State(threading.local):
@@ -238,8 +231,8 @@ class OverflowWatch:
             return func(*args, **kwargs)
         self._calls += 1
         frame = sys._getframe(2)
-        call = _OpenCall(info.api, self._calls, self._frames.source(frame), (), args, kwargs, sequence_number(), [], {})
-        call.module = self._within()
+        source = self._frames.source(frame)
+        call = _OpenCall(info.api, self._calls, source, self._within(), sequence_number(), args, kwargs)
         self._state.call = call
         try:
             result = func(*args, **kwargs)
@@ -255,7 +248,7 @@ class OverflowWatch:
         """Keep where the call was, by the numbers of the nodes that it made; not its tensors."""
         if sequence_number() == call.first_sequence:
             return
-        kept = _OpenCall(call.api, call.number, call.source, (), (), {}, call.first_sequence, [], {}, call.module)
+        kept = _OpenCall(call.api, call.number, call.source, call.module, call.first_sequence)
         with self._lock:
             if len(self._ended) >= _MOST_CALLS:
                 del self._ended[: _MOST_CALLS // 2], self._sequences[: _MOST_CALLS // 2]
@@ -332,11 +325,10 @@ class OverflowWatch:
     def _tell_op(self, op: EagerOp, problems: tuple[str, ...], inputs: Values, outputs: Values) -> None:
         node = running_node()
         call = self._call_of(node[1]) if node is not None else None
+        call = call or _OpenCall(f"torch.ops.{op.name.rpartition('.')[0]}", 0, "", "")
         direction: CallDirection = "backward" if node is not None else "forward"
-        api, number, source, module = ("torch.ops." + op.name.rpartition(".")[0], 0, "", "")
-        if call is not None:
-            api, number, source, module = call.api, call.number, call.source, call.module
-        self._report(Overflow(0, api, number, direction, op.name, source, (), problems, inputs, outputs, module))
+        where = direction, op.name, call.source, ()
+        self._report(Overflow(0, call.api, call.number, *where, problems, inputs, outputs, call.module))
 
     def _call_of(self, sequence: int) -> _OpenCall | None:
         """The forward call that made the node of this number."""
@@ -404,8 +396,7 @@ class OverflowFiles:
                 head, _, path = slot.partition(".")
                 place = f"{call}_{'output' if head == 'output' else 'input'}.{path}"
                 if isinstance(value, torch.Tensor):
-                    meta = TensorMeta(str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)))
-                    writer.tensor(place, meta, None, _bits_of(value))
+                    writer.tensor(place, meta_of(value), None, _bits_of(value))
                 else:
                     writer.scalar(place, scalar_of(value))
         self.written.append(text)

@@ -23,22 +23,9 @@ from graphprobe.probe.api.plan import info_of
 from graphprobe.probe.api.session import ApiSession
 
 COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-    "gather",
-    "irecv",
-    "isend",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-)
+    "all_reduce all_gather all_gather_into_tensor all_to_all all_to_all_single broadcast gather irecv isend recv "
+    "reduce reduce_scatter reduce_scatter_tensor scatter send"
+).split()
 _DISTRIBUTED = ("torch.distributed", "torch.distributed.distributed_c10d")
 
 

@@ -189,12 +189,8 @@ class CallSelection:
         """Entries of the scope that no call had, in words."""
         if self._list:
             return [f"no call was {name}" for name in self._list if name not in self._met]
-        told = ("the first call of the range", "the last call of the range")
-        return [
-            f"{what}, {name}, never came"
-            for what, name in zip(told, self._range, strict=False)
-            if name not in self._met
-        ]
+        ends = zip(("first", "last"), self._range, strict=False)
+        return [f"the {end} call of the range, {name}, never came" for end, name in ends if name not in self._met]
 
     def _in_range(self, label: str) -> bool:
         first, last = self._range
@@ -219,7 +215,7 @@ class FunctionInfo:
     Attributes:
         api: `torch.nn.functional.linear`, `torch.Tensor.add_`, `torch.ops.aten.sin`.
         label: the same without `torch.`, as labels of calls begin.
-        names: what a user may call it.
+        names: what a user may call it: in full, without `torch.`, and its last part.
         skip: it is no call.
         reads: it returns something else than a tensor, and is a call all the same.
         leaks: it hands out the memory of its first argument.
@@ -232,8 +228,9 @@ class FunctionInfo:
     def __init__(self, api: str, *, skip: bool = False, name: str = "") -> None:
         self.api = api
         self.label = api.removeprefix("torch.")
-        self.names = names_of(api)
-        name = name or api.rpartition(".")[2]
+        last = api.rpartition(".")[2]
+        self.names = (api, self.label, last)
+        name = name or last
         self.skip = skip or name in RUNS
         self.reads = name in READS
         self.leaks = name in LEAKS
@@ -290,8 +287,3 @@ def matches(patterns: Iterable[str], names: Iterable[str]) -> bool:
     """Whether one of the patterns, names or globs with `*`, `?` and `[…]`, is or matches one of the names."""
     names = tuple(names)
     return any(pattern in names or any(fnmatch.fnmatchcase(name, pattern) for name in names) for pattern in patterns)
-
-
-def names_of(api: str) -> tuple[str, ...]:
-    """What a user may call an API: in full, without `torch.`, and its last part."""
-    return (api, api.removeprefix("torch."), api.rpartition(".")[2])

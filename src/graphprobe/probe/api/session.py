@@ -8,8 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -71,21 +70,22 @@ class Frames:
 
     def _learn(self, code: CodeType) -> str:
         path = code.co_filename
-        if path.startswith((*_HIDDEN, *_HIDDEN_FILES)) or path in _STANDARD:
-            file = ""
-        else:
-            file = path.removeprefix(self._folder)
+        hidden = path.startswith((*_HIDDEN, *_HIDDEN_FILES)) or path in _STANDARD
+        file = "" if hidden else path.removeprefix(self._folder)
         self._files[id(code)] = (file, code)
         return file
 
 
-def in_recomputation(frame: FrameType | None) -> bool:
-    """Whether a frame of `torch.utils.checkpoint` is below: what runs then was run before."""
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that led to it, the innermost first."""
     while frame is not None:
-        if frame.f_code.co_filename == _CHECKPOINT:
-            return True
+        yield frame
         frame = frame.f_back
-    return False
+
+
+def in_recomputation(frame: FrameType) -> bool:
+    """Whether a frame of `torch.utils.checkpoint` is below: what runs then was run before."""
+    return any(one.f_code.co_filename == _CHECKPOINT for one in frames_from(frame))
 
 
 class Paths:
@@ -109,11 +109,8 @@ class Paths:
         found = self._modules.get(id(module))
         if found is not None and found[0]() is module:
             return found[1]
-        if parent is None:
-            self._add_root(module, None)
-        else:
-            name = type(module).__name__
-            self._add_root(module, f"{parent}.{name}" if parent else name)
+        name = type(module).__name__
+        self._add_root(module, None if parent is None else f"{parent}.{name}" if parent else name)
         return self._modules[id(module)][1]
 
     def parameter(self, tensor: torch.Tensor) -> str:
@@ -193,7 +190,7 @@ class ApiSession(Collector):
         api: str,
         label: str,
         names: tuple[str, ...],
-        frame: FrameType | None,
+        frame: FrameType,
         *,
         module: str = "",
         changes: bool = False,
@@ -233,7 +230,6 @@ class ApiSession(Collector):
         self.watch_calls(self.on)
 
     def begin_due_step(self) -> None:
-        """Begin a step, if one is due."""
         if self.is_due():
             self._next_step()
 
@@ -278,16 +274,8 @@ class ApiSession(Collector):
             counter = self._counts.setdefault(key, itertools.count())
         return next(counter)
 
-    @property
-    def folder(self) -> Path:
-        """The folder of this rank."""
-        return self.writer.folder
 
-
-def in_reentrant(frame: FrameType | None) -> bool:
+def in_reentrant(frame: FrameType) -> bool:
     """Whether the recomputation builds the graph that the backward goes through, and not only its saved values."""
-    while frame is not None:
-        if frame.f_code.co_name == "backward" and frame.f_code.co_filename.endswith("checkpoint.py"):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (one.f_code for one in frames_from(frame))
+    return any(code.co_name == "backward" and code.co_filename.endswith("checkpoint.py") for code in codes)
