@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import graphprobe
 from cli.calling import Python
 from conftest import ROOT, Finished
-from graphprobe.cli.commands.logs import command
+from graphprobe.cli.main import main
 from graphprobe.store import Run
 
 PLANTED = '''
@@ -101,7 +101,7 @@ def runs(run_warm: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logs(*arguments: object, text: str | None = None) -> Result:
-    return CliRunner().invoke(command, [str(one) for one in arguments], input=text)
+    return CliRunner().invoke(main, ["logs", *map(str, arguments)], input=text)
 
 
 def document(*arguments: object) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cli.calling import FUSED, START, call, command_of, record
 from cli.captures import CAPTURES, SHOWN, TIMED, WIDTHS, capture, make_data, masked, too_wide
 from graphprobe.cli import dumps
 from graphprobe.cli.main import COMMANDS, GROUPS
-from graphprobe.cli.output import JSON_METAVAR, word_of_json
+from graphprobe.cli.shared_options import JSON_METAVAR, word_of_json
 from graphprobe.records import SCHEMA_VERSION, Where
 from graphprobe.store import RunWriter, layout
 from report.printed_graphs import written

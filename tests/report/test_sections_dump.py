@@ -17,7 +17,7 @@ from graphprobe.errors import RunNotFoundError
 from graphprobe.records import TensorStats
 from graphprobe.report.document import Section
 from graphprobe.report.html.render import rendered
-from graphprobe.report.html.sections_dump import HealthJudge, infinite_of, report_from, told
+from graphprobe.report.html.sections_dump import Health, infinite_of, report_from, told
 from graphprobe.store import Call
 from probe.dump.conftest import Dumping, dumping  # noqa: F401
 from report.made import body_of
@@ -101,9 +101,9 @@ def one(api: str, given: list[float], gave: list[float], *more: Any, **how: Any)
     ],
 )
 def test_what_a_call_did(made: Call, word: str) -> None:
-    judge = HealthJudge({"it overflows": "overflows"})
+    health = Health({"it overflows": "overflows"})
     stats = {slot.name: slot.stats for slot in made.slots if slot.stats is not None}
-    assert judge.word(made, stats) == word and judge.health.words == {word: 1}
+    assert health.word(made, stats) == word and health.words == {word: 1}
 
 
 def test_what_statistics_tell_of_nan_depends_on_who_wrote_them() -> None:
@@ -130,10 +130,10 @@ def test_a_dump_of_another_tool(tmp_path: Path) -> None:
 
 
 def test_a_backward_through_a_spoiled_forward_begins_nothing() -> None:
-    judge = HealthJudge({})
+    health = Health({})
     forward = one("torch.mul", [3e38], [np.inf])
     backward = one("torch.mul", [1], [np.nan], direction="backward")
-    words = [judge.word(c, {s.name: s.stats for s in c.slots if s.stats is not None}) for c in (forward, backward)]
+    words = [health.word(c, {s.name: s.stats for s in c.slots if s.stats is not None}) for c in (forward, backward)]
     assert words == ["makes_infinity", "passes_on"]
 
 

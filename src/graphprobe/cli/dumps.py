@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphprobe.cli.option_rows import spelled, take
+from graphprobe.cli.shared_options import spelled, take
 from graphprobe.dump_plan import DumpPlan, plan_from
 from graphprobe.dump_plan.options import API_CONFIG, API_OPTIONS, OPTIONS
 from graphprobe.errors import SettingError, UsageError
@@ -123,13 +124,11 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
     if any(name in options for name in _ENABLING):
         options["enable_dump"] = True
     path = options.get("dump_path")
-    made = _make_missing(str(path)) if path is not None and options.get("enable_dump") else []
-    try:
+    with ExitStack() as undo:
+        if path is not None and options.get("enable_dump"):
+            _make_missing(str(path), undo)
         plan = plan_from(options=options, environ=environ, spelled=SPELLED, in_run=True)
-    except Exception:
-        for folder in reversed(made):
-            os.rmdir(folder)
-        raise
+        undo.pop_all()
     if plan.enabled:
         return plan
     if options:
@@ -142,28 +141,20 @@ def plan_of(values: Mapping[str, object], environ: Mapping[str, str]) -> DumpPla
     return None
 
 
-def _make_missing(path: str) -> list[str]:
-    """Make the folder that is asked for by hand; the folders that were made for it, the outermost first."""
-    missing: list[str] = []
-    folder = os.path.abspath(path)
-    while not os.path.lexists(folder):
-        missing.insert(0, folder)
-        folder = os.path.dirname(folder)
-    made: list[str] = []
+def _make_missing(path: str, undo: ExitStack) -> None:
+    """Make the folder that is asked for by hand, with those around it; `undo` removes what was made."""
+    folder = Path(os.path.abspath(path))
     try:
-        for one in missing:
-            os.mkdir(one)
-            made.append(one)
+        for one in (one for one in (*reversed(folder.parents), folder) if not os.path.lexists(one)):
+            one.mkdir()
+            undo.callback(one.rmdir)
     except OSError as error:
-        for one in reversed(made):
-            os.rmdir(one)
         raise SettingError(
             f"{SPELLED['dump_path']} = {path!r}: it cannot be made: {error.strerror}",
             hint="name a folder that can be written to",
         ) from error
     except ValueError:
         pass  # what is wrong is told when the folder is looked at
-    return made
 
 
 def begin_graph_dump(plan: DumpPlan, run: Path | None) -> DumpedProgram | None:

@@ -184,22 +184,9 @@ def said_by_click(error: click.ClickException, command: str | None) -> UsageErro
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
-def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if not wanted or ctx.resilient_parsing:
-        return
-    echo(f"graphprobe {graphprobe.__version__}")
-    ctx.exit()
-
-
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-V",
-    "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Show the version.",
+@click.version_option(
+    graphprobe.__version__, "-V", "--version", message="graphprobe %(version)s", help="Show the version."
 )
 def main() -> None:
     """Find where a program goes wrong when torch.compile compiles it, and prove it.

@@ -8,31 +8,89 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.option_rows import Command
-from graphprobe.cli.output import word_of_json
+from graphprobe.cli.shared_options import word_of_json
 from graphprobe.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from graphprobe.probe.script import ScriptTarget
 
 
+PROGRAMS = {
+    "-m": ("module", "Run a module, as python -m does."),
+    "-c": ("code", "Run a piece of code, as python -c does."),
+}
+"""The options that name a program: what it is, and their help."""
+
+
+@dataclass(frozen=True)
+class TypedTarget:
+    """What a command works on.
+
+    Attributes:
+        named: a program, as `-m` and a module or `-c` and code; empty where no option names one.
+        words: what comes behind that, or behind the options.
+    """
+
+    named: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @property
+    def first(self) -> str:
+        """The first word where no option names a program; empty where there is none."""
+        return "" if self.named else next(iter(self.words), "")
+
+    @property
+    def typed(self) -> list[str]:
+        """All of it, as it was typed."""
+        return [*self.named, *self.words]
+
+    def program(self) -> ScriptTarget:
+        """The program with its arguments; raises `UsageError` where none is named."""
+        from graphprobe.probe.script import ScriptTarget
+
+        if self.named:
+            option, program = self.named
+            return ScriptTarget(PROGRAMS[option][0], program, self.words)
+        if not self.words:
+            raise UsageError("nothing to run", hint="graphprobe run SCRIPT, or -m MODULE, or -c CODE")
+        return ScriptTarget("script", self.words[0], self.words[1:])
+
+    def refuse_arguments(self) -> None:
+        """Raises `UsageError` where there are words behind the first, which takes none."""
+        if self.words[1:]:
+            raise UsageError(f"{self.first} takes no arguments, and got {' '.join(self.words[1:])!r}")
+
+
 class TargetCommand(click.Command):
     """Behind a program, `-m MODULE` or `-c CODE` everything is the program's; behind what is read, options may stand.
 
+    All this comes as `target`, a `TypedTarget`.
+
     Args:
+        takes: the words, as the help shows them.
         reads: whether the first word names something that is read, and no program.
         reads_json: files that end in .json are read, too.
     """
 
     def __init__(
-        self, name: str | None, *, reads: Callable[[str], bool] = lambda _: False, reads_json: bool = False, **rest: Any
+        self,
+        name: str | None,
+        *,
+        takes: str,
+        reads: Callable[[str], bool] = lambda _: False,
+        reads_json: bool = False,
+        **rest: Any,
     ) -> None:
         super().__init__(name, **rest)
+        for option, (kind, said) in PROGRAMS.items():
+            self.params.append(click.Option([option, kind], metavar=kind.upper(), help=said))
+        self.params.append(click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar=takes))
         self._reads = reads
         self._reads_json = reads_json
 
@@ -46,7 +104,11 @@ class TargetCommand(click.Command):
         if ctx.allow_interspersed_args:
             for index in range(end + 1, len(args)):
                 args[index] = word_of_json(args, index, reads=self._reads_json)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        given = [(option, ctx.params.pop(kind)) for option, (kind, _) in PROGRAMS.items()]
+        named = next(((option, value) for option, value in given if value is not None), ())
+        ctx.params["target"] = TypedTarget(named, ctx.params.pop("words"))
+        return rest
 
     def _first_word(self, args: list[str]) -> tuple[int, bool]:
         """Where the options end, and whether `-m` or `-c` has named the program before."""
@@ -55,34 +117,9 @@ class TargetCommand(click.Command):
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
             args[at] = word_of_json(args, at, reads=self._reads_json)
             option, at = args[at], at + (2 if args[at] in takes_value else 1)
-            if option[:2] in ("-m", "-c") and option[:2] in takes_value:
+            if option[:2] in PROGRAMS:
                 return at, True
         return at, False
-
-
-def program_options(command: Command) -> Command:
-    """Adds `-m` and `-c`; their values come as `module` and `code`."""
-    command = click.option("-c", "code", metavar="CODE", help="Run a piece of code, as python -c does.")(command)
-    return click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")(command)
-
-
-def program_of(module: str | None, code: str | None, words: tuple[str, ...]) -> ScriptTarget:
-    """The program that `-m`, `-c` or the first word names, with its arguments; raises `UsageError` where none does."""
-    from graphprobe.probe.script import ScriptTarget
-
-    if module is not None:
-        return ScriptTarget("module", module, words)
-    if code is not None:
-        return ScriptTarget("code", code, words)
-    if not words:
-        raise UsageError("nothing to run", hint="graphprobe run SCRIPT, or -m MODULE, or -c CODE")
-    return ScriptTarget("script", words[0], words[1:])
-
-
-def words_of(module: str | None, code: str | None, words: tuple[str, ...]) -> list[str]:
-    """A program, or what else a command works on, as it was typed."""
-    named = ["-m", module] if module is not None else ["-c", code] if code is not None else []
-    return [*named, *words]
 
 
 def is_run(target: str) -> bool:
@@ -101,8 +138,10 @@ def callable_of(target: str) -> str | None:
     return name if colon and file and not os.path.exists(target) else None
 
 
-def check_backend(name: str) -> None:
-    """Raises `UsageError` unless torch knows a backend of that name."""
+def check_backend(name: str | None) -> None:
+    """Raises `UsageError` where one is named that torch does not know."""
+    if name is None:
+        return
     from graphprobe.internals.dynamo.compile_calls import backend_names
 
     known = backend_names()

@@ -22,9 +22,12 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from graphprobe.compare.outline import Outline
 from graphprobe.compare.result import Rule
+
+if TYPE_CHECKING:
+    from graphprobe.compare.outline import Outline
 
 QUICK_EDITS = 48
 """Edits that are tried before anchors are looked for: most windows differ by less."""
@@ -84,7 +87,7 @@ def _anchors(x: Sequence[int], y: Sequence[int]) -> Pairs:
         mine, theirs = _single(x, length), _single(y, length)
         both = sorted((i, theirs[run]) for run, i in mine.items() if run in theirs)
         if both:
-            return _ascending(both)
+            return ascending(both)
     return []
 
 
@@ -96,7 +99,7 @@ def _single(x: Sequence[int], length: int) -> dict[object, int]:
     return {run: i for run, i in seen.items() if i >= 0}
 
 
-def _ascending(pairs: Pairs) -> Pairs:
+def ascending(pairs: Pairs) -> Pairs:
     """The longest chain in which the second member ascends as well (patience sorting)."""
     tops: list[int] = []
     ends: list[int] = []
@@ -104,11 +107,7 @@ def _ascending(pairs: Pairs) -> Pairs:
     for number, (_, j) in enumerate(pairs):
         pile = bisect.bisect_left(tops, j)
         before.append(ends[pile - 1] if pile else -1)
-        if pile == len(tops):
-            tops.append(j)
-            ends.append(number)
-        else:
-            tops[pile], ends[pile] = j, number
+        tops[pile : pile + 1], ends[pile : pile + 1] = [j], [number]
     chain: Pairs = []
     at = ends[-1] if ends else -1
     while at >= 0:

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import msgspec
 
+from graphprobe.analysis.timing import read_profile
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import check_schema, read_rows
 from graphprobe.errors import SchemaError, UsageError
+from graphprobe.export import chrome_trace, model_explorer
+from graphprobe.export.onnx_text import export_onnx_text
 from graphprobe.report.subject import SUBJECTS, Kind, kind_of
 from graphprobe.store.calls import WithStatistics
+from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.files import check_replaced
 from graphprobe.store.reader import Run
 
@@ -151,29 +155,21 @@ def _into_folder(request: Request, make: Callable[[Request], Exported]) -> Expor
 
 
 def _chrome_trace(request: Request) -> Exported:
-    from graphprobe.export import chrome_trace
-
     left_out: list[str] = []
     if request.kind == "profile":
-        from graphprobe.analysis.timing import read_profile
-
         count = chrome_trace.export_profile(read_profile(request.path), request.out)
-        return Exported([request.out], count, "spans")
-    if request.kind == "graph-dump":
-        from graphprobe.store.dump_reader import open_dump as open_graphs
-
+    elif request.kind == "graph-dump":
         dump = open_graphs(request.path)
         count = chrome_trace.export_dump(dump, request.out)
-        unread = [problem for folder in dump.folders for problem in folder.problems]
-        return Exported([request.out], count, "events", unread)
-    run = Run.open(request.path)
-    count = chrome_trace.export_run(run, request.out, left_out)
-    return Exported([request.out], count, "events", [*left_out, *run.problems])
+        left_out += [problem for folder in dump.folders for problem in folder.problems]
+    else:
+        run = Run.open(request.path)
+        count = chrome_trace.export_run(run, request.out, left_out)
+        left_out += run.problems
+    return Exported([request.out], count, "spans" if request.kind == "profile" else "events", left_out)
 
 
 def _onnx_text(request: Request) -> Exported:
-    from graphprobe.export.onnx_text import export_onnx_text
-
     left_out: list[str] = []
     run = Run.open(request.path)
     written = export_onnx_text(run, request.out, left_out, only=request.graph)
@@ -181,8 +177,6 @@ def _onnx_text(request: Request) -> Exported:
 
 
 def _model_explorer(request: Request) -> Exported:
-    from graphprobe.export import model_explorer
-
     left_out: list[str] = []
     if request.kind == "run":
         run = Run.open(request.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import tee
 from pathlib import Path
@@ -83,15 +83,13 @@ def export_comparison(rows: Iterable[CallResult], title: str, folder: Path) -> t
     """
     graphs: dict[str, list[dict[str, Any]]] = {}
     data: dict[str, Results] = {"level": {}, "inherited": {}, "z": {}}
-    seen: dict[str, Counter[str]] = {}
+    seen: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         call = row.candidate
         if call is None:
             continue
         graph_id = graph_id_of(row.rank, row.step)
-        count = seen.setdefault(graph_id, Counter())
-        count[call.label] += 1
-        node_id = _unique(call.label, count[call.label])
+        node_id = _unique(call.label, seen[graph_id])
         attributes = {"api": call.api, "source": call.source, "verdict": row.verdict, "blame": row.blame}
         attributes |= {"reason": row.reason, "rule": row.rule or "without a partner"}
         graphs.setdefault(graph_id, []).append(_node(node_id, _short(call.api), call.module, attributes))
@@ -139,12 +137,12 @@ def _fx_nodes(graph: Graph, ids: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 def _named(calls: Iterable[Call]) -> Iterator[tuple[str, Call]]:
     seen: Counter[str] = Counter()
     for call in calls:
-        seen[call.label] += 1
-        yield _unique(call.label, seen[call.label]), call
+        yield _unique(call.label, seen), call
 
 
-def _unique(label: str, number: int) -> str:
-    return label if number == 1 else f"{label}#{number}"
+def _unique(label: str, seen: Counter[str]) -> str:
+    seen[label] += 1
+    return label if seen[label] == 1 else f"{label}#{seen[label]}"
 
 
 def _call_node(node_id: str, call: Call, sources: Sequence[tuple[str, int]]) -> dict[str, Any]:

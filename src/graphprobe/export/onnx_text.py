@@ -33,13 +33,14 @@ ELEMENT_TYPES = {
 class Builder:
     """Collects the nodes of one ONNX graph, keeps every name unique, and knows which domains were used."""
 
-    def __init__(self, domains: set[str] | None = None, taken: set[str] | None = None) -> None:
+    def __init__(self, outer: Builder | None = None) -> None:
+        """`outer`: of the graph that this one is nested in."""
         self.nodes: list[onnx.NodeProto] = []
         self.infos: list[onnx.ValueInfoProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
-        self.domains: set[str] = set() if domains is None else domains
-        self.taken: set[str] = set() if taken is None else taken
+        self.domains: set[str] = set() if outer is None else outer.domains
+        self.taken: set[str] = set() if outer is None else outer.taken
         """Names that exist; shared with nested graphs, since ONNX forbids a nested graph to shadow an outer name."""
         self.types: dict[str, onnx.ValueInfoProto] = {}
 
@@ -132,9 +133,7 @@ def attribute(key: str, value: Any) -> onnx.AttributeProto:
 
     if isinstance(value, (bool, int)) and -(2**63) <= value < 2**63:
         return helper.make_attribute(key, int(value), attr_type=onnx.AttributeProto.INT)
-    if isinstance(value, (float, str)):
-        return helper.make_attribute(key, value)
-    if isinstance(value, onnx.GraphProto):
+    if isinstance(value, (float, str, onnx.GraphProto)):
         return helper.make_attribute(key, value)
     if isinstance(value, (list, tuple)):
         for kind, proto in ((int, onnx.AttributeProto.INTS), (float, onnx.AttributeProto.FLOATS)):
@@ -251,7 +250,7 @@ class _Translation:
         for at, (label, value) in enumerate([*named, *node.kwargs.items()]):
             single = value.node if isinstance(value, GraphArgument) else ""
             if single in self.inner:
-                build = Builder(self.build.domains, self.build.taken)
+                build = Builder(self.build)
                 prefix = f"{self.prefix}{single}/"
                 _Translation(self.inner[single], self.nested, build, prefix).fill()
                 attributes[single] = build.graph(prefix.rstrip("/"))

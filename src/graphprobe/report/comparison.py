@@ -98,8 +98,7 @@ NOT_THERE = "N/A"
 
 def document_from(summary: Summary, unpaired: Iterable[CallResult] = ()) -> dict[str, Any]:
     """The JSON document: the summary, and the calls without a partner. docs/formats/comparison.md describes it."""
-    document: dict[str, Any] = msgspec.to_builtins(summary)
-    document["unpaired"] = [
+    listed = [
         {
             "side": "candidate" if row.candidate is not None else "reference",
             "rank": row.rank,
@@ -109,29 +108,23 @@ def document_from(summary: Summary, unpaired: Iterable[CallResult] = ()) -> dict
         }
         for row in unpaired
     ]
-    return document
+    return {**msgspec.to_builtins(summary), "unpaired": listed}
 
 
 def print_comparison(summary: Summary, unpaired: Iterable[CallResult] = (), *, file: IO[str] | None = None) -> None:
-    """Print what a comparison found, the first divergence first.
-
-    Args:
-        unpaired: the rows without a partner, of which the first few are shown.
-        file: standard output by default.
-    """
+    """Print what a comparison found, the first divergence first, and the first few of the rows without a partner."""
     console = console_for(file)
     word, tone, said = outcome_of(summary)
     console.print(Text(word, f"bold {STYLES[tone]}"), Text(said))
-    console.print(Text(f"  candidate  {summary.candidate.title} ({summary.candidate.format})"))
-    console.print(Text(f"  reference  {summary.reference.title} ({summary.reference.format})"))
-    console.print(
-        Text(f"  compared   {summary.counts.pairs} pairs of calls, {BASIS.get(summary.basis, summary.basis)}")
-    )
+    sides = {"candidate": summary.candidate, "reference": summary.reference}
+    rows = {name: f"{side.title} ({side.format})" for name, side in sides.items()}
+    rows["compared"] = f"{summary.counts.pairs} pairs of calls, {BASIS.get(summary.basis, summary.basis)}"
     if any(a != b for a, b in (pair.split(" -> ") for pair in summary.precision)):
-        told = ", ".join(f"{pair} ({n})" for pair, n in list(summary.precision.items())[:4])
-        console.print(Text(f"  precision  {told}"))
+        rows["precision"] = ", ".join(f"{pair} ({n})" for pair, n in list(summary.precision.items())[:4])
     if any(summary.growth):
-        console.print(Text(f"  growth     {bars_from(summary.growth)}  up to {max(summary.growth):.3g} units of noise"))
+        rows["growth"] = f"{bars_from(summary.growth)}  up to {max(summary.growth):.3g} units of noise"
+    for name, text in rows.items():
+        console.print(Text(f"  {name:<9}  {text}"))
     paper = Paper(console, width=console.width, label=LABEL, indent=2)
     for title, finding in titled(summary.findings[:LISTED]):
         paper.show(card_of(title, finding, SourcePlace, also=SHOWN))
@@ -290,12 +283,7 @@ def bars_from(levels: list[float]) -> str:
 
 
 def print_call(call: Any, *, values: dict[str, str], file: IO[str] | None = None) -> None:
-    """One recorded call: where it was made, and every slot with its statistics.
-
-    Args:
-        call: a `store.calls.Call`.
-        values: by slot, the values as text.
-    """
+    """One recorded call, a `store.calls.Call`: where it was made, and each slot: statistics and `values` as text."""
     console = console_for(file)
     console.print(Text(call.label, "bold"), Text(f"{call.api} ({call.kind}, {call.direction})"))
     details = f"position {call.position}, step {call.step}, rank {call.rank}"

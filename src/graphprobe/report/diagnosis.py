@@ -328,13 +328,7 @@ def times(z: float) -> str:
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, name: str, base: Path | None = None, file: IO[str] | None = None) -> None:
-    """Print a diagnosis.
-
-    Args:
-        name: of what was diagnosed.
-        base: absolute; paths below it are shown relative to it.
-        file: standard output by default.
-    """
+    """Print the diagnosis of what is called `name`; paths below `base`, an absolute one, are relative to it."""
     paper = Paper(console_for(file), width=WIDTH, label=LABEL)
     word, tone, _ = VERDICTS[diagnosis.verdict]
     meaning = meaning_of(diagnosis)
@@ -395,11 +389,11 @@ def print_end(
         facts.append(("where", " ".join(part for part in place if part)))
         if is_proven(first):
             dossier = near(str(first.dossier), base)
-            facts.append(("proof", f"python {shlex.quote(str(Path(dossier) / 'repro.py'))}"))
+            repro = str(Path(dossier) / "repro.py")
+            facts.append(("proof", f"python {shlex.quote(repro)}"))
             command = "reduce" if first.proof == "piece" else "issue"
             follow = ["graphprobe", command if first.kind != "not_bitwise" else "diagnose", dossier]
-        if first.kind == "wrong_registration" and is_proven(first):
-            follow = ["python", str(Path(near(str(first.dossier), base)) / "repro.py")]
+            follow = follow if first.kind != "wrong_registration" else ["python", repro]
     elif verdict == "undecided":
         undecided = [note for d in diagnoses if d.verdict == "undecided" for note in d.notes]
         facts.append(("why", next(iter(sorted(undecided, key=lambda note: "budget" not in note)), "")))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from graphprobe.report.document import Code, Content, DocumentVerdict, Facts, Section, Tone
 from graphprobe.report.html.curves import HIGHEST, LOWEST, parting_drawing
+from graphprobe.report.html.page import Report
 from graphprobe.report.terminal import Paper, console_for, near, print_closing
 from graphprobe.report.watched import LABEL, WIDTH, facts_of_answer
 from graphprobe.store.watch_file import Drift, Growth, read_drift
-
-if TYPE_CHECKING:
-    from graphprobe.report.html.page import Report
 
 COLUMNS = 64
 """Of a drawn trajectory."""
@@ -60,8 +58,6 @@ def verdict_of_drift(drift: Drift) -> DocumentVerdict:
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:
     """The report of a drift's JSON: see `page_of`."""
-    from graphprobe.report.html.page import Report
-
     drift = read_drift(path)
     drawing = parting_drawing(drift)
     return Report(
@@ -102,13 +98,7 @@ def _told(growth: Growth) -> str:
 
 
 def print_drift(drift: Drift, *, base: Path | None = None, file: IO[str] | None = None) -> None:
-    """Print the verdict with what is known.
-
-    Args:
-        drift: of two trainings, or of ranks.
-        base: absolute; paths below it are shown relative to it.
-        file: standard output by default.
-    """
+    """Print the verdict with what is known; paths below `base`, an absolute one, are relative to it."""
     word, _, style = VERDICTS[drift.verdict]
     paper = Paper(console_for(file), width=WIDTH, label=LABEL)
     paper.prose(f"{word}: {drift.sentence}.", style=style)

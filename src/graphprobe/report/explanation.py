@@ -32,11 +32,9 @@ OUTCOMES = {
 }
 
 
-def print_report(
-    report: BreakReport, *, notes: Sequence[str] = (), base: Path | None = None, file: IO[str] | None = None
-) -> None:
+def print_report(report: BreakReport, *, notes: Sequence[str] = (), base: Path | None = None) -> None:
     """The whole table; file names are shortened to what lies below `base` (the working directory)."""
-    console = console_for(file)
+    console = console_for()
     here = base or Path.cwd()
     graphs, ops = counted(len(report.graphs), "graph"), counted(sum(graph.ops or 0 for graph in report.graphs), "op")
     counts = f"{graphs}, {ops}, {counted(report.break_count, 'graph break')}, {_not_compiled(report)}"
@@ -132,17 +130,16 @@ def _print_break(console: Console, number: int, row: GraphBreak, base: Path) -> 
 def facts_of(row: GraphBreak, near: Callable[[str], str]) -> Facts:
     """Why it breaks, what to write instead, and what comes of it; `near` shortens the places in a text."""
     led_to = f", because {row.consequence}" if row.consequence and row.outcome != "behind" else ""
-    rows: list[tuple[str, Content]] = [("cause", Prose(row.cause))]
-    if row.remedy:
-        rows.append(("instead" if row.tried else "untried", Prose(row.remedy)))
-    rows.append(("effect", Prose(f"{OUTCOMES[row.outcome]}{led_to}")))
-    if row.error:
-        rows.append(("error", near(row.error)))
+    rows: list[tuple[str, Content]] = [
+        ("cause", Prose(row.cause)),
+        ("instead" if row.tried else "untried", row.remedy and Prose(row.remedy)),
+        ("effect", Prose(f"{OUTCOMES[row.outcome]}{led_to}")),
+        ("error", row.error and near(row.error)),
+    ]
     if row.kind == "unsupported":
         rows += [("torch", Prose(words)) for words in (row.explanation, *row.hints)]
-    if row.url:
-        rows.append(("torch", Code(f"{row.gb_id} {row.url}")))
-    return Facts(rows)
+    rows.append(("torch", Code(f"{row.gb_id} {row.url}") if row.url else ""))
+    return Facts([(label, content) for label, content in rows if content])
 
 
 def _print_uncompiled(console: Console, report: BreakReport, base: Path) -> None:
@@ -169,12 +166,9 @@ def _shortened(text: str, base: Path) -> str:
 def recompile_lines(report: RecompileReport, *, base: Path | None = None) -> list[str]:
     """The report line by line; files below `base` (default: the working directory) are named from there."""
     base = Path.cwd() if base is None else base
-    if not report.functions:
-        lines = ["no recompilations"]
-    else:
-        lines = [_counts(report)]
-        if report.allowed:
-            lines.append(f"allowed: {report.allowed} of each function; {'exceeded' if report.unwanted else 'kept'}")
+    lines = [_counts(report) if report.functions else "no recompilations"]
+    if report.functions and report.allowed:
+        lines.append(f"allowed: {report.allowed} of each function; {'exceeded' if report.unwanted else 'kept'}")
     for function in report.functions:
         lines += ["", _function_line(function, base)]
         for group in report.groups:
@@ -206,9 +200,9 @@ def print_end_of_recompiles(report: RecompileReport, target: Sequence[str], *, p
     """
     follow = ["graphprobe", "report" if run else "recompiles", *target]
     causes = [group for group in report.groups if group.kind != "limit-reached"]  # which is what comes of the others
-    first = next(iter(causes or report.groups), None)
-    facts = [] if first is None else [("first", group_line(first))]
-    facts += [] if first is None else [("remedy", remedy) for remedy in first.remedies[:1]]
+    facts: list[tuple[str, str]] = []
+    for first in (causes or report.groups)[:1]:
+        facts += [("first", group_line(first)), *(("remedy", remedy) for remedy in first.remedies[:1])]
     if report.unwanted:
         once = "" if run else "remove the first cause"
         print_closing(f"RECOMPILES: {_counts(report)}", facts, follow=follow, once=once, style="bold red")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import difflib
 from collections import defaultdict
 from typing import IO, Literal
 
 import msgspec
 
+from graphprobe.compare.align import ascending
 from graphprobe.records import Event
 from graphprobe.report.graph_nodes import Graph, GraphNode, graphs_of, lines_of, shown_source
 from graphprobe.report.terminal import Console, Text, console_for
@@ -124,25 +124,18 @@ def diff_nodes(before: _Shown, after: _Shown) -> NodeDiff:
     """
     names = _NamePairs(before, after)
     same, renamed = _pair_equal(names)
-    paired_before = {id(pair.before) for pair in same + renamed}
-    paired_after = {id(pair.after) for pair in same + renamed}
-    left = {node.name: node for node in before.nodes if id(node) not in paired_before}
-    changed = [
-        NodePair(left.pop(node.name), node)
-        for node in after.nodes
-        if id(node) not in paired_after and node.name in left
-    ]
-    changed_after = {id(pair.after) for pair in changed}
-    removed = [node for node in before.nodes if left.get(node.name) is node]
-    added = [node for node in after.nodes if id(node) not in paired_after | changed_after]
-    moved = _moved(before, after, same + renamed + changed)
+    left = {node.name: node for node in before.nodes if names.is_free(node)}
+    new = [node for node in after.nodes if node.name not in names.old_name]
+    changed = [NodePair(left.pop(node.name), node) for node in new if node.name in left]
+    paired = same + renamed + changed
+    known = {pair.after.name for pair in changed}
     return NodeDiff(
         graph=after.path or before.path,
-        removed=tuple(removed),
-        added=tuple(added),
+        removed=tuple(left.values()),
+        added=tuple(node for node in new if node.name not in known),
         changed=tuple(changed),
         renamed=tuple(renamed),
-        moved=tuple(moved),
+        moved=tuple(_moved(before, after, paired)),
         unchanged=len(same),
     )
 
@@ -156,12 +149,13 @@ class _NamePairs:
         self.old = {node.name: node for node in before.nodes}
         self.new = {node.name: node for node in after.nodes}
         self._facts = {node.name: facts for node, facts in zip(after.nodes, after.facts, strict=True)}
-        self._old_name: dict[str, str] = {}
+        self.old_name: dict[str, str] = {}
         self._taken: set[str] = set()
 
-    def pair(self, before: Node, after: Node) -> None:
-        self._old_name[after.name] = before.name
+    def pair(self, before: Node, after: Node) -> NodePair:
+        self.old_name[after.name] = before.name
         self._taken.add(before.name)
+        return NodePair(before, after)
 
     def is_free(self, before: Node) -> bool:
         return before.name not in self._taken
@@ -177,8 +171,8 @@ class _NamePairs:
     def _old(self, name: str) -> str:
         if name not in self.new:
             return name
-        if name in self._old_name:
-            return self._old_name[name]
+        if name in self.old_name:
+            return self.old_name[name]
         # Not paired (yet): it stands for itself, unless the first graph's node of that name is another one.
         return f"{name}'" if name in self._taken else name
 
@@ -193,8 +187,7 @@ def _pair_equal(names: _NamePairs) -> tuple[list[NodePair], list[NodePair]]:
         key = names.key_in_old_names(node)
         own = names.old.get(node.name)
         if own is not None and names.is_free(own) and names.key(own) == key:
-            names.pair(own, node)
-            same.append(NodePair(own, node))
+            same.append(names.pair(own, node))
             continue
         candidates = [old for old in by_key.get(key, ()) if names.is_free(old)]
         # Better a node whose name is gone than one whose name another node still has.
@@ -204,43 +197,24 @@ def _pair_equal(names: _NamePairs) -> tuple[list[NodePair], list[NodePair]]:
             for old in candidates
             if old.name in names.new and names.key_in_old_names(names.new[old.name]) != names.key(old)
         ]
-        if gone or shifted:
-            old = (gone or shifted)[0]
-            names.pair(old, node)
-            renamed.append(NodePair(old, node))
+        renamed += [names.pair(old, node) for old in (gone or shifted)[:1]]
     return same, renamed
 
 
 def _moved(before: _Shown, after: _Shown, pairs: list[NodePair]) -> list[NodePair]:
     """The paired nodes outside the longest run of pairs that both graphs have in the same order."""
-    old_position = {id(node): position for position, node in enumerate(before.nodes)}
-    new_position = {id(node): position for position, node in enumerate(after.nodes)}
-    ordered = sorted(pairs, key=lambda pair: new_position[id(pair.after)])
-    positions = [old_position[id(pair.before)] for pair in ordered]
-    tails: list[int] = []
-    tail_indices: list[int] = []
-    previous: list[int] = []
-    for index, position in enumerate(positions):
-        length = bisect.bisect_left(tails, position)
-        previous.append(tail_indices[length - 1] if length else -1)
-        tails[length : length + 1] = [position]
-        tail_indices[length : length + 1] = [index]
-    kept: set[int] = set()
-    index = tail_indices[-1] if tail_indices else -1
-    while index >= 0:
-        kept.add(index)
-        index = previous[index]
-    return [pair for index, pair in enumerate(ordered) if index not in kept]
+    old, new = ({node.name: at for at, node in enumerate(graph.nodes)} for graph in (before, after))
+    ordered = sorted(pairs, key=lambda pair: new[pair.after.name])
+    kept = {i for i, _ in ascending([(i, old[pair.before.name]) for i, pair in enumerate(ordered)])}
+    return [pair for i, pair in enumerate(ordered) if i not in kept]
 
 
 def _paired_graphs(old: list[_Shown], new: list[_Shown]) -> list[tuple[_Shown, _Shown]]:
     """By path; two texts of one graph each belong together whatever the class is called."""
     if len(old) == 1 and len(new) == 1:
         return [(old[0], new[0])]
-    old_by_path = {graph.path: graph for graph in old}
-    new_by_path = {graph.path: graph for graph in new}
-    paths = list(dict.fromkeys([*new_by_path, *old_by_path]))
-    return [(old_by_path.get(path, _Shown(path)), new_by_path.get(path, _Shown(path))) for path in paths]
+    befores, afters = ({graph.path: graph for graph in graphs} for graphs in (old, new))
+    return [(befores.get(path, _Shown(path)), afters.get(path, _Shown(path))) for path in afters | befores]
 
 
 def print_diff(diff: GraphDiff, *, before_name: str, after_name: str, file: IO[str] | None = None) -> None:

@@ -117,16 +117,9 @@ class Graph(msgspec.Struct, frozen=True):
 
 def node_from_line(line: NodeLine, records: GraphRecords) -> GraphNode:
     """A record with what it refers to."""
-    return GraphNode(
-        name=line.name,
-        op=line.op,
-        target=records.targets[line.target],
-        source=None if line.source is None else records.sources[line.source],
-        args=line.args,
-        kwargs=line.kwargs,
-        values=line.values,
-        several=line.several,
-    )
+    facts = {name: getattr(line, name) for name in NodeFacts.__struct_fields__}
+    source = None if line.source is None else records.sources[line.source]
+    return GraphNode(target=records.targets[line.target], source=source, **facts)
 
 
 def lines_of(text: str, graphs: tuple[Graph, ...]) -> Iterator[int]:

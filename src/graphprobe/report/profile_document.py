@@ -58,20 +58,9 @@ def document_from(profile: Profile) -> dict[str, Any]:
     return head | {"accounted": summary.accounted} | body | {"notes": profile.notes}
 
 
-def diff_document_from(diff: TimingDiff) -> dict[str, Any]:
-    """The JSON document of two profiles compared. Times in ns."""
-    document: dict[str, Any] = msgspec.to_builtins(diff)
-    return document
-
-
 def print_profile(profile: Profile, *, top: int = 10, file: IO[str] | None = None) -> None:
     """Print the summary, the `top` slowest of everything."""
     print_lines(profile_lines(profile, top=top), file=file)
-
-
-def print_diff(diff: TimingDiff, before: str, after: str, *, top: int = 10, file: IO[str] | None = None) -> None:
-    """Print the changes, the `top` largest of each kind."""
-    print_lines(diff_lines(diff, before, after, top=top), file=file)
 
 
 def print_end(profile: Profile, file_name: str, *, file: IO[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from operator import attrgetter
 from typing import Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,9 @@ from graphprobe.store.reader import Model, Run
 
 COMPARED = ("graph", "pass", "failure", "ir", "code")
 """Kinds of events; what else a run has is no stage of the compiler, or is read from one."""
+
+STAGE = attrgetter("kind", "name", "where.graph", "where.pass_name", "where.subgraph")
+"""What two events of one stage have in common."""
 
 ORDER: tuple[Direction | None, ...] = (None, "traced", "pre_grad", "joint", "forward", "backward")
 """The directions as the compiler goes through them; None for Dynamo's graph."""
@@ -149,7 +153,7 @@ class _Comparison:
             where = f"model__{model.number}"
             a, b = (where, "") if side == "A" else ("", where)
             return StageDifference(_name(model), where, "dynamo", f"only {side} compiles it", a, b)
-        for first, second in _aligned(_stages(one), _stages(other), _key):
+        for first, second in _aligned(_stages(one), _stages(other), STAGE):
             found = self._stage(_name(one), first, second)
             if found is not None:
                 return found
@@ -232,10 +236,6 @@ def _stages(model: Model) -> list[Event]:
     """The events of the model that are stages, one direction after the other."""
     found = [event for event in model.events if event.kind in COMPARED]
     return sorted(found, key=lambda event: (event.where.piece or 0, ORDER.index(event.where.direction), event.seq))
-
-
-def _key(event: Event) -> Hashable:
-    return event.kind, event.name, event.where.graph, event.where.pass_name, event.where.subgraph
 
 
 def _aligned(

@@ -161,12 +161,10 @@ def summary_lines(run: Run, base: Path, *, eager: bool = False) -> list[str]:
 
 
 def print_run(run: Run, *, show_all: bool = False, file: IO[str] | None = None) -> None:
-    """The tree of a run; `show_all` also lists the passes that changed nothing."""
-    console_for(file).print(_tree(run, show_all))
+    """Print the run as a tree: header, what is missing, then models, directions and files.
 
-
-def _tree(run: Run, show_all: bool) -> Tree:
-    """The run as a tree: header, what is missing, then models, directions and files."""
+    `show_all` also lists the passes that changed nothing.
+    """
     tree = Tree(_header(run), guide_style="dim")
     models = run.models()
     for model in models:
@@ -199,7 +197,7 @@ def _tree(run: Run, show_all: bool) -> Tree:
         tree.add(Text("no graph was collected", "yellow"))
     for problem in run.problems:
         tree.add(Text(f"problem: {problem}", "yellow"))
-    return tree
+    console_for(file).print(tree)
 
 
 def json_from_run(run: Run, *, show_all: bool) -> dict[str, Any]:

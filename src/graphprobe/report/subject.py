@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,9 @@ def kind_of(path: Path) -> Kind:
         return _kind_of_file(path)
     if (path / SUMMARY).is_file() or (path / ROWS).is_file():
         return "comparison"
-    run = _run_at(path)
+    run = None
+    with contextlib.suppress(RunNotFoundError):
+        run = Run.open(path)
     if run is not None and run.has_events:
         return "run"
     if (dump := _dump_at(path)) is not None:
@@ -139,13 +142,6 @@ def _kind_of_file(path: Path) -> Kind:
     if (dump := _dump_at(path)) is not None:
         return dump
     raise _nothing(path)
-
-
-def _run_at(folder: Path) -> Run | None:
-    try:
-        return Run.open(folder)
-    except RunNotFoundError:
-        return None
 
 
 def _dump_at(path: Path) -> Kind | None:

@@ -83,14 +83,7 @@ def _spelled(found: re.Match[str]) -> str:
 def print_tensor(
     name: str, meta: TensorMeta, stats: TensorStats | None, first: Sequence[object], *, lacking: str = ""
 ) -> None:
-    """Write the line to standard output, at once."""
-    print(visible(line_from_tensor(name, meta, stats, first, lacking=lacking)), flush=True)
-
-
-def line_from_tensor(
-    name: str, meta: TensorMeta, stats: TensorStats | None, first: Sequence[object], *, lacking: str = ""
-) -> str:
-    """`h: float32 (2, 3) cpu  min 0  max 5  mean 2.5  nan 0  inf 0  [0, 1, 2, …]`.
+    """Write `h: float32 (2, 3) cpu  min 0  max 5  mean 2.5  nan 0  inf 0  [0, 1, 2, …]` to standard output, at once.
 
     Args:
         name: may be empty.
@@ -109,7 +102,7 @@ def line_from_tensor(
     if first:
         more = ", …" if stats is not None and len(first) < stats.count else ""
         parts.append(f"[{', '.join(_number(value) for value in first)}{more}]")
-    return "  ".join([f"{name}: {parts[0]}" if name else parts[0], *parts[1:]])
+    print(visible(f"{name}: " * bool(name) + "  ".join(parts)), flush=True)
 
 
 def _number(value: object) -> str:

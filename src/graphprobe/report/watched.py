@@ -80,14 +80,7 @@ def _name_of(answer: WatchAnswer) -> str:
 
 
 def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, file: IO[str] | None = None) -> None:
-    """Print what a trigger has led to.
-
-    Args:
-        answer: of the run.
-        run: the folder of the run.
-        base: absolute; paths below it are shown relative to it.
-        file: standard output by default.
-    """
+    """Print what a trigger has led to in the run at `run`; paths below `base`, an absolute one, are relative to it."""
     console = console_for(file)
     paper = Paper(console, width=WIDTH, label=LABEL)
     paper.prose(f"{_name_of(answer)}: {answer.what}.", style="bold red")
@@ -103,14 +96,14 @@ def print_answer(answer: WatchAnswer, *, run: str, base: Path | None = None, fil
     print_closing(_name_of(answer), facts, follow=["graphprobe", "watch", near(run, base)], style="bold red", file=file)
 
 
-def print_watched(run: Run, *, base: Path | None = None, file: IO[str] | None = None) -> None:
+def print_watched(run: Run, *, base: Path | None = None) -> None:
     """Print what is known of a watched run: its answer, or how it ended and its last observations."""
     answer = read_answer(run)
     if answer is not None:
-        print_answer(answer, run=str(run.run_dir), base=base, file=file)
+        print_answer(answer, run=str(run.run_dir), base=base)
         return
     observations = read_observations(run)
-    paper = Paper(console_for(file), width=WIDTH, label=LABEL)
+    paper = Paper(console_for(), width=WIDTH, label=LABEL)
     paper.prose(ended_in_words(run, observations), style="bold")
     stack = crash_of(run)
     paper.show(Facts([("stack", [*map(Code, stack)])] if stack else []), indent=3)

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from graphprobe.cli.output import JSON_METAVAR, STDOUT, JsonCommand
+from graphprobe.cli.shared_options import JSON_METAVAR, STDOUT, JsonCommand, JsonTo
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.comparison import document_from, print_comparison, print_end, write_csv
 from graphprobe.report.terminal import ProgressLine
-from graphprobe.report.visible import echo, visible, write
+from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
 
 if TYPE_CHECKING:
@@ -55,10 +57,7 @@ FAIL_ON = ("difference", "candidate_worse", "undecided", "nothing")
     show_default=True,
     help="What ends with exit code 1. `undecided`: also a comparison that could not decide.",
 )
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     candidate: str,
     reference: str,
     stack: bool,
@@ -72,7 +71,7 @@ def command(
     reference_data: str | None,
     fail_on: str,
     **files: Any,  # where to write
-) -> None:
+) -> int:
     """Compare the dump CANDIDATE with the dump REFERENCE, and name the first call that goes wrong.
 
     A dump is a folder that `graphprobe run --dump` or `graphprobe run --dump-graph` wrote, or an index of `graphprobe
@@ -113,18 +112,14 @@ def command(
     with compared as comparison:
         _write(comparison, targets, stack)
         _tell(comparison, targets, (candidate, reference, files["out"]), as_json=files["json_file"] == STDOUT)
-        ctx.exit(exit_code(comparison.summary, fail_on))
+        return exit_code(comparison.summary, fail_on)
 
 
 def _tell(
     comparison: Comparison, targets: dict[str, Any], named: tuple[str, str, str | None], *, as_json: bool
 ) -> None:
     """`named`: candidate, reference and the folder to write to, as they were typed."""
-    from graphprobe.report.comparison import print_comparison, print_end
-
-    if as_json:
-        write(visible(json.dumps(_document(comparison), indent=2)) + "\n")
-    else:
+    if not JsonTo(STDOUT if as_json else None).replaces_text(lambda: _document(comparison)):
         print_comparison(comparison.summary, _unpaired(comparison))
     for name in targets:
         echo(f"Wrote {name}", err=as_json)
@@ -217,9 +212,6 @@ def _write(comparison: Comparison, targets: dict[str, str], stack: bool) -> None
 
 
 def _writers(comparison: Comparison, stack: bool) -> dict[str, Callable[[IO[str]], object]]:
-    import msgspec
-
-    from graphprobe.report.comparison import write_csv
     from graphprobe.report.html.page import write_page
     from graphprobe.report.html.sections_comparison import report_of
 
@@ -233,8 +225,6 @@ def _writers(comparison: Comparison, stack: bool) -> dict[str, Callable[[IO[str]
 
 
 def _document(comparison: Comparison) -> dict[str, Any]:
-    from graphprobe.report.comparison import document_from
-
     return document_from(comparison.summary, _unpaired(comparison))
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option, new_file
-from graphprobe.errors import EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option, new_file
+from graphprobe.errors import EXIT_OK, EXIT_UNDECIDED, ArtifactNotFoundError, SchemaError, UsageError
 from graphprobe.report.document import counted
 from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder to write to. For --to ptdbg: the .pkl file.")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @json_option
-@click.pass_context
-def command(
-    ctx: click.Context, paths: tuple[Path, ...], to: str, out: Path | None, force: bool, json_to: JsonTo
-) -> None:
+def command(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, json_to: JsonTo) -> int:
     """Turn dumped values into .npy files, or into text.
 
     PATH is the file of one op, a stats.csv, a .npy file, or a folder of a dump at any level. The file of an op becomes
@@ -58,9 +55,9 @@ def command(
 
     if to == "ptdbg":
         _export(paths, out, force, json_to)
-        return
+        return EXIT_OK
     if out is not None and out.is_file():
-        raise click.BadParameter(f"Directory '{out}' is a file.", ctx, param_hint="--out")
+        raise click.BadParameter(f"Directory '{out}' is a file.", param_hint="--out")
     form = cast("Format", to)
     plan = plan_conversion(paths, to=form, out=out, force=force)
     gaps: list[Gap] = list(plan.gaps)
@@ -78,31 +75,44 @@ def command(
         _report(written, gaps, json_to)
     if not json_to.printed:
         _end(written, gaps)
-    if any(not gap.expected for gap in gaps):
-        ctx.exit(EXIT_UNDECIDED)
+    return EXIT_UNDECIDED if any(not gap.expected for gap in gaps) else EXIT_OK
 
 
 def _export(paths: tuple[Path, ...], out: Path | None, force: bool, json_to: JsonTo) -> None:
+    """Write one dump, in any format that `graphprobe compare` reads, in ptdbg's layout, values beside the text."""
+    from graphprobe.compare.open import open_dump
+    from graphprobe.store.foreign.ptdbg_write import write_ptdbg
+
     if len(paths) != 1:
         raise UsageError(f"--to ptdbg takes one dump, {len(paths)} are given", hint="convert them one by one")
-    left_out = export(paths[0], out, force=force)
-    if json_to.replaces_text(lambda: {"written": str(out), "format": "ptdbg", "left_out": left_out}):
+    dump = paths[0]
+    if out is None:
+        raise UsageError("--to ptdbg needs --out", hint="name a new .pkl file")
+    source, target = dump.resolve(), out.resolve()
+    if source == target or source in target.parents or target in source.parents:
+        raise UsageError(f"--out {out} and {dump} lie one in the other", hint="name a new .pkl file elsewhere")
+    if out.suffix != ".pkl":
+        raise UsageError(f"--out {out}: expected a file name that ends with .pkl")
+    there = new_file("--out", str(out), b"[[", b'["', force=force).exists()
+    opened = open_dump(dump)
+    try:
+        write_ptdbg(opened, out, stacks=True)
+    except BaseException as error:
+        if not there:
+            out.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(out)) from error
+        raise
+    left_out = _left_by_ptdbg(opened)
+    if json_to.replaces_text(lambda: {"written": out, "format": "ptdbg", "left_out": left_out}):
         return
     for text in left_out:
         echo(f"Left out: {text}", err=True)
-    print_closing(f"Wrote {out}", follow=["graphprobe", "compare", str(out), str(paths[0])])
+    print_closing(f"Wrote {out}", follow=["graphprobe", "compare", str(out), str(dump)])
 
 
 def _report(written: Sequence[Converted], gaps: Sequence[Gap], json_to: JsonTo) -> None:
-    import msgspec
-
-    document = {
-        "written": [
-            {**msgspec.structs.asdict(one), "source": str(one.source), "path": str(one.path)} for one in written
-        ],
-        "gaps": [msgspec.structs.asdict(gap) for gap in gaps],
-    }
-    if json_to.replaces_text(lambda: document):
+    if json_to.replaces_text(lambda: {"written": written, "gaps": gaps}):
         return
     for one in written:
         shape = "x".join(map(str, one.shape)) or "0-d"
@@ -123,40 +133,6 @@ def _end(written: Sequence[Converted], gaps: Sequence[Gap]) -> None:
     failed = sum(not gap.expected for gap in gaps)
     verdict = f"CONVERTED: {counted(len(written), 'file')} written{f', {failed} could not be read' if failed else ''}"
     print_closing(verdict, follow=follow, style="bold green" if written and not failed else "bold yellow")
-
-
-def export(dump: Path, out: Path | None, *, force: bool) -> list[str]:
-    """Write the dump at `dump` in ptdbg's layout, and tell what was left out.
-
-    Args:
-        dump: in any format that `graphprobe compare` reads.
-        out: the `.pkl` text, beside which the folder of values is made.
-        force: an older file is overwritten.
-
-    Raises:
-        UsageError: `out` cannot be used, or there is no dump.
-    """
-    from graphprobe.compare.open import open_dump
-    from graphprobe.store.foreign.ptdbg_write import write_ptdbg
-
-    if out is None:
-        raise UsageError("--to ptdbg needs --out", hint="name a new .pkl file")
-    source, target = dump.resolve(), out.resolve()
-    if source == target or source in target.parents or target in source.parents:
-        raise UsageError(f"--out {out} and {dump} lie one in the other", hint="name a new .pkl file elsewhere")
-    if out.suffix != ".pkl":
-        raise UsageError(f"--out {out}: expected a file name that ends with .pkl")
-    there = new_file("--out", str(out), b"[[", b'["', force=force).exists()
-    opened = open_dump(dump)
-    try:
-        write_ptdbg(opened, out, stacks=True)
-    except BaseException as error:
-        if not there:
-            out.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(out)) from error
-        raise
-    return _left_by_ptdbg(opened)
 
 
 def _left_by_ptdbg(dump: CallDump) -> list[str]:

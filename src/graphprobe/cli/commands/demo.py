@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from graphprobe.cli.ending import check_signals
-from graphprobe.cli.output import new_folder
+from graphprobe.cli.shared_options import new_folder
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
-from graphprobe.report.terminal import ProgressLine
+from graphprobe.report.terminal import ProgressLine, print_closing
 from graphprobe.report.visible import echo
 
 PLANTED = ("aten.relu.default", "codegen")
@@ -34,8 +34,7 @@ PROGRAM = "transformer.py"
 )
 @click.option("--no-open", is_flag=True, help="Do not open the report in a browser.")
 @click.option("--no-control", is_flag=True, help="Leave out the run without the fault.")
-@click.pass_context
-def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -> None:
+def command(out_dir: str, no_open: bool, no_control: bool) -> int:
     """Show in a minute what graphprobe does: plant a fault in the compiler, and find it in a small transformer.
 
     The demo writes a program into DIR, which must be new or empty, and diagnoses it: it is healthy. Then it compiles
@@ -56,7 +55,8 @@ def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -
     except OSError as error:
         raise UsageError(f"--out {out_dir}: it cannot be made: {error.strerror}") from error
     began = time.monotonic()
-    (folder / PROGRAM).write_bytes(_program())
+    source = importlib.resources.files("graphprobe") / "diagnose" / "demo_transformer.py"  # nothing of it is imported
+    (folder / PROGRAM).write_bytes(source.read_bytes())
     shown = Path(os.path.relpath(folder))
     program = shown / PROGRAM
     echo(f"Wrote a small transformer to {program}. All output goes to {shown}/.")
@@ -77,12 +77,7 @@ def command(ctx: click.Context, out_dir: str, no_open: bool, no_control: bool) -
     _end(finding, problems, report, time.monotonic() - began)
     if report is not None and not no_open and _on_terminal() and _has_display():
         webbrowser.open(report.absolute().as_uri())
-    ctx.exit(EXIT_FOUND if problems else EXIT_OK)
-
-
-def _program() -> bytes:
-    """The text of the program, from the installed package; nothing of it is imported."""
-    return (importlib.resources.files("graphprobe") / "diagnose" / "demo_transformer.py").read_bytes()
+    return EXIT_FOUND if problems else EXIT_OK
 
 
 def _head(text: str) -> None:
@@ -136,8 +131,6 @@ def _report(folder: Path, result: Path) -> Path | None:
 
 
 def _end(finding: dict[str, Any] | None, problems: Sequence[str], report: Path | None, seconds: float) -> None:
-    from graphprobe.report.terminal import print_closing
-
     echo()
     facts: list[tuple[str, str]] = []
     if finding is not None:

@@ -16,29 +16,39 @@ import click
 from click.core import ParameterSource
 
 from graphprobe.cli.ending import AtSignal, at_signal, tell
-from graphprobe.cli.option_rows import exit_code, filtered, only_function_option, options_from, take
-from graphprobe.cli.output import JSON_HELP, JSON_METAVAR, STDOUT, JsonTo, new_file, new_folder, write_json
 from graphprobe.cli.ranks import Ranks, ranks_from
+from graphprobe.cli.shared_options import (
+    JSON_HELP,
+    JSON_METAVAR,
+    STDOUT,
+    JsonTo,
+    exit_code,
+    filtered,
+    new_folder,
+    only_function_option,
+    options_from,
+    take,
+    write_json,
+)
 from graphprobe.cli.target import (
     TargetCommand,
+    TypedTarget,
     call_from_file,
     callable_of,
     check_backend,
     is_run,
     is_saved,
-    program_of,
-    program_options,
-    words_of,
 )
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, EXIT_USAGE, SettingError, UsageError
-from graphprobe.report.terminal import ProgressLine
+from graphprobe.findings import CallsLookedAt, Diagnosis, FunctionDiagnosis, NamedStep, ScriptDocument
+from graphprobe.report.diagnosis import print_diagnosis, print_end
+from graphprobe.report.terminal import ProgressLine, print_closing
 from graphprobe.report.visible import echo
 from graphprobe.settings.limits import LIMITS, NoTimeLeft, TimeBudget, limits_from
 from graphprobe.store.diagnosis_file import dossiers_in, proof_of, read_diagnosed
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.script import ScriptOptions
-    from graphprobe.findings import CallsLookedAt, Diagnosis, NamedStep, ScriptDocument
     from graphprobe.probe.script import ScriptTarget
     from graphprobe.select.step_ranges import StepSelection
 
@@ -71,7 +81,11 @@ def _is_proof(word: str) -> bool:
     return is_run(word) and bool(dossiers_in(Path(word)))
 
 
-@click.command(cls=TargetCommand, reads=lambda word: callable_of(word) is not None or _is_proof(word) or is_saved(word))
+@click.command(
+    cls=TargetCommand,
+    takes="TARGET [ARGS]...",
+    reads=lambda word: callable_of(word) is not None or _is_proof(word) or is_saved(word),
+)
 @click.option("--json", "json_path", metavar=JSON_METAVAR, help=JSON_HELP)
 @click.option(
     "-o", "--out", "out_dir", metavar="DIR", help="Folder for the proofs. Default: a new one in graphprobe-diagnosis."
@@ -90,12 +104,7 @@ def _is_proof(word: str) -> bool:
 @click.option("--apply", is_flag=True, help="Run the script with the workarounds of the newest diagnosis, or of --out.")
 @click.option("--inputs", metavar="FILE", help="Values for an exported program: safetensors, by name of the input.")
 @only_function_option
-@program_options
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     json_path: str | None,
     out_dir: str | None,
     backend: str | None,
@@ -107,11 +116,9 @@ def command(
     inputs: str | None,
     only_function: tuple[str, ...],
     calls: str | None,
-    module: str | None,
-    code: str | None,
-    words: tuple[str, ...],
+    target: TypedTarget,
     **limits: Any,
-) -> None:
+) -> int:
     """Check whether a program computes the same compiled as uncompiled. If not, name the culprit and prove it.
 
     TARGET is a script, which runs with its own arguments. Each function that it gives to torch.compile is diagnosed
@@ -132,27 +139,31 @@ def command(
 
     Exit codes: 0 healthy, 1 a fault was found, 2 wrong usage or nothing was compiled, 125 undecided.
     """
-    if not (named := module is not None or code is not None) and not (words and words[0]):
+    word = target.first
+    if not target.named and not word:
         raise UsageError("nothing to diagnose", hint="graphprobe diagnose SCRIPT [ARGS], or FILE.py:CALLABLE")
-    if apply or (not named and _is_proof(words[0])):
-        ctx.exit(_applied(program_of(module, code, words), out_dir) if apply else _proofs(ctx, words, pythons))
-    _check(pythons, backend)
+    if apply or _is_proof(word):
+        return _applied(target.program(), out_dir) if apply else _proofs(target.words, pythons)
+    if pythons:
+        raise UsageError("--python goes with a folder of proofs", hint="graphprobe diagnose FOLDER --python PATH")
+    check_backend(backend)
     found = limits_from(take(LIMITS, limits), os.environ, called=lambda name: _SPELLED[name]) | {"calls": _calls(calls)}
-    budget, result = TimeBudget(found.pop("budget_s", None)), _json_to(json_path)
+    budget = TimeBudget(found.pop("budget_s", None))
+    result = JsonTo(_of_rank(json_path) if json_path and json_path != STDOUT else json_path)
     out = None if out_dir is None else new_folder(_of_rank(out_dir))
-    saved = _is_saved(words, inputs, named=named)
-    name, ranks = None if named or saved else _callable_of(words, calls), ranks_from(os.environ, out)
+    saved = _is_saved(word, inputs)
+    name, ranks = None if saved else _callable_of(target, calls), ranks_from(os.environ, out)
     out = out if ranks is None else ranks.folder / ("0" if name else "")
     from graphprobe.diagnose.script import ScriptOptions
 
     options = ScriptOptions(backend, dynamic, "auto" if grad is None else grad, budget, out, deep, **found)
-    base, typed = Path.cwd(), words_of(module, code, words)  # a script may go elsewhere
+    base, typed = Path.cwd(), target.typed  # a script may go elsewhere
     with filtered(only_function) as only:
-        diagnose = partial(_program, partial(program_of, module, code, words), typed)
+        diagnose = partial(_program, target)
         if saved or name is not None:
-            diagnose = partial(_saved, words[0], inputs) if name is None else partial(_function, words[0], name)
+            diagnose = partial(_saved, word, inputs) if name is None else partial(_function, word, name)
         told = _of_rank_too(partial(diagnose, options, result, base), typed, alone=ranks is None)
-    ctx.exit(_finished(told, exit_code(only, told.code), typed, base, result, ranks, budget.left_s))
+    return _finished(told, exit_code(only, told.code), typed, base, result, ranks, budget.left_s)
 
 
 def _applied(program: ScriptTarget, folder: str | None) -> int:
@@ -171,8 +182,6 @@ def _applied(program: ScriptTarget, folder: str | None) -> int:
 
 def _of_rank_too(diagnose: Callable[[], _Told], typed: list[str], *, alone: bool) -> _Told:
     """The result; where there is nothing to diagnose, one rank of several must not end before the others."""
-    from graphprobe.findings import ScriptDocument
-
     try:
         return diagnose()
     except UsageError as error:
@@ -186,8 +195,6 @@ def _finished(
     told: _Told, code: int, typed: list[str], base: Path, result: JsonTo, ranks: Ranks | None, left_s: float
 ) -> int:
     """The exit code, once the verdict is printed: of several ranks by one of them."""
-    from graphprobe.findings import Diagnosis
-
     left_out, tells = code != told.code, True
     if ranks is not None:
         code, tells, words = ranks.settled(code, left_s + RANKS_S)
@@ -205,10 +212,6 @@ def _finished(
     return code
 
 
-def _json_to(path: str | None) -> JsonTo:
-    return JsonTo(path, new_file("--json", _of_rank(path)) if path and path != STDOUT else None)
-
-
 def _calls(text: str | None) -> StepSelection | None:
     from graphprobe.select.step_ranges import MAX_STEP, StepSelection, steps_from_text
 
@@ -223,25 +226,26 @@ def _calls(text: str | None) -> StepSelection | None:
     return wanted
 
 
-def _is_saved(words: tuple[str, ...], inputs: str | None, *, named: bool) -> bool:
+def _is_saved(word: str, inputs: str | None) -> bool:
     """Whether the target is the file of an exported program, which alone takes `--inputs`."""
-    saved = not named and is_saved(words[0])
+    saved = is_saved(word)
     if inputs is not None and not saved:
         raise UsageError("--inputs goes with a file of torch.export.save", hint="graphprobe diagnose model.pt2")
     return saved
 
 
-def _callable_of(words: tuple[str, ...], calls: str | None) -> str | None:
-    name = callable_of(words[0])
+def _callable_of(target: TypedTarget, calls: str | None) -> str | None:
+    name = callable_of(target.first)
     if name is not None and calls is not None:
-        raise UsageError(f"--call {calls} goes with a script; {words[0]} is one call")
-    if name is not None and len(words) > 1:
-        raise UsageError(f"{words[0]} takes no arguments, and got {' '.join(words[1:])!r}")
+        raise UsageError(f"--call {calls} goes with a script; {target.first} is one call")
+    if name is not None:
+        target.refuse_arguments()
     return name
 
 
-def _refuse_beside_proofs(ctx: click.Context, words: tuple[str, ...]) -> None:
+def _refuse_beside_proofs(words: tuple[str, ...]) -> None:
     """Of the options, only --python goes with proofs that are there already."""
+    ctx = click.get_current_context()
     named = [
         p for p in ctx.command.params if p.name and ctx.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
     ]
@@ -251,19 +255,11 @@ def _refuse_beside_proofs(ctx: click.Context, words: tuple[str, ...]) -> None:
         raise UsageError(f"{words[0]} holds proofs, and got {wrong[0]} too", hint=hint)
 
 
-def _check(pythons: tuple[str, ...], backend: str | None) -> None:
-    if pythons:
-        raise UsageError("--python goes with a folder of proofs", hint="graphprobe diagnose FOLDER --python PATH")
-    if backend is not None:
-        check_backend(backend)
-
-
-def _proofs(ctx: click.Context, words: tuple[str, ...], named: tuple[str, ...]) -> int:
+def _proofs(words: tuple[str, ...], named: tuple[str, ...]) -> int:
     """Run the proofs in a folder under this python and others, and print what each shows; the exit code."""
     from graphprobe.diagnose.dossier.proof_run import proof_under, torch_of
-    from graphprobe.report.terminal import print_closing
 
-    _refuse_beside_proofs(ctx, words)
+    _refuse_beside_proofs(words)
     target = words[0]
     read = read_diagnosed(Path(target))
     findings = [finding for diagnosis in read.diagnoses for finding in diagnosis.findings]
@@ -303,13 +299,10 @@ def _of_rank(path: str) -> str:
     return str(named.with_name(f"{named.stem}-rank_{environment.rank()}{named.suffix}"))
 
 
-def _program(
-    make: Callable[[], ScriptTarget], typed: list[str], options: ScriptOptions, result: JsonTo, base: Path
-) -> _Told:
+def _program(asked: TypedTarget, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
     from graphprobe.diagnose.script import run_diagnosed
-    from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 
-    program = make()
+    program = asked.program()
     if program.kind == "script" and not os.path.exists(program.target):
         raise UsageError(
             f"no script at {program.target!r} (looked in {os.getcwd()})", hint="name a Python file, or FILE.py:CALLABLE"
@@ -349,7 +342,7 @@ def _program(
             for fact in facts:
                 echo(f"{names[-1]}: {fact}")
             echo(f"{target}: {problem}")
-            _end(_told(document, problem), typed, base, left_out=False)
+            _end(_told(document, problem), asked.typed, base, left_out=False)
         result.replaces_text(document.to_json)
 
     with at_signal(AtSignal(options.budget.end, known)), progress:
@@ -364,8 +357,6 @@ def _program(
 
 def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> _Told:
     """`graphs`: how many Dynamo compiled, whoever asked for them."""
-    from graphprobe.findings import Diagnosis
-
     diagnoses: list[Diagnosis] = [*document.diagnoses]
     verdicts = [diagnosis.verdict for diagnosis in diagnoses]
     healthy = verdicts.count("healthy")
@@ -383,8 +374,6 @@ def _told(document: ScriptDocument, problem: str | None, *, graphs: int = 0) -> 
 
 def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:
     """The last lines; `left_out`: `--only-function` left nothing to look at."""
-    from graphprobe.report.diagnosis import print_end
-
     name = f"{told.name}; --only-function left nothing to look at" if left_out else told.name
     verdict = "undecided" if left_out else told.verdict
     print_end(told.diagnoses, verdict=verdict, name=name, target=target, calls=told.calls, base=base)
@@ -392,8 +381,6 @@ def _end(told: _Told, target: list[str], base: Path, *, left_out: bool) -> None:
 
 
 def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
-    from graphprobe.findings import Diagnosis
-
     facts = list[str]()
 
     def on_step(step: NamedStep) -> None:
@@ -422,7 +409,6 @@ def _function(target: str, name: str, options: ScriptOptions, result: JsonTo, ba
 def _saved(target: str, inputs: str | None, options: ScriptOptions, result: JsonTo, base: Path) -> _Told:
     """What becomes of an exported program in a file."""
     from graphprobe.diagnose.ways.saved import saved_calls
-    from graphprobe.findings import FunctionDiagnosis, ScriptDocument
 
     document = ScriptDocument(target=target)
     graphs = 0
@@ -443,8 +429,6 @@ def _announce(name: str) -> None:
 
 
 def _show(name: str, diagnosis: Diagnosis, base: Path, result: JsonTo) -> None:
-    from graphprobe.report.diagnosis import print_diagnosis
-
     if result.printed:
         return
     print_diagnosis(diagnosis, name=name, base=base)

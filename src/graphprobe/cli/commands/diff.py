@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
+import msgspec
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, RunNotFoundError, UsageError
 from graphprobe.records import Direction
+from graphprobe.report.document import counted
+from graphprobe.report.graph_diff import DiffSide, GraphDiff, diff_sides, print_diff, side_of
+from graphprobe.report.run_diff import RunDiff, diff_runs, stage_text, told, verdict
+from graphprobe.report.terminal import print_closing, print_lines
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
-
-if TYPE_CHECKING:
-    from graphprobe.report.graph_diff import DiffSide, GraphDiff
-    from graphprobe.report.run_diff import RunDiff
-    from graphprobe.store.reader import Run
+from graphprobe.store.reader import Run
 
 
 @click.command(cls=JsonCommand)
@@ -27,16 +28,14 @@ if TYPE_CHECKING:
 @click.option("--model", type=click.IntRange(min=0), help="Only in model__N.")
 @click.option("--direction", type=click.Choice(get_args(Direction)), help="Only in this direction.")
 @json_option
-@click.pass_context
 def command(
-    ctx: click.Context,
     words: tuple[str, ...],
     pass_name: str | None,
     at: str | None,
     model: int | None,
     direction: Direction | None,
     json_to: JsonTo,
-) -> None:
+) -> int:
     """Show what a pass did to the graph, or where two runs part.
 
     With two runs, name the first stage or pass that differs, and each setting of the compilers that does. The runs may
@@ -60,7 +59,7 @@ def command(
     if pass_name is not None and at is not None:
         raise UsageError("--pass and --at exclude each other", hint="--at takes the address of a pass, too")
     if at is None and len(words) < 2 and (pass_name is not None or _is_run(words)):
-        ctx.exit(_show_passes(words[0] if words else layout.ROOT, pass_name, model, direction, json_to))
+        return _show_passes(words[0] if words else layout.ROOT, pass_name, model, direction, json_to)
     if pass_name is not None:
         before, after = _sides_of_pass(words, pass_name, model, direction)
     else:
@@ -68,15 +67,13 @@ def command(
             raise UsageError("--model and --direction go with --pass; addresses say it themselves")
         runs = _two_runs(words)
         if at is None and runs is not None:
-            ctx.exit(_compare_runs(words, runs, json_to))
+            return _compare_runs(words, runs, json_to)
         before, after = _sides_of_addresses(words) if at is None else _sides_at(words, runs, at)
     run = words[0] if len(words) == 3 or (words and (pass_name or at)) else layout.ROOT
-    ctx.exit(_show([(before, after)], run, json_to))
+    return _show([(before, after)], run, json_to)
 
 
 def _is_run(words: tuple[str, ...]) -> bool:
-    from graphprobe.store.reader import Run
-
     with suppress(RunNotFoundError):
         return len(words) == 1 and bool(Run.open(words[0]))
     return False
@@ -86,9 +83,6 @@ def _show_passes(
     word: str, pass_name: str | None, model: int | None, direction: Direction | None, json_to: JsonTo
 ) -> int:
     """What the pass did, each time that it changed a graph; without a name, what every pass did."""
-    from graphprobe.report.graph_diff import side_of
-    from graphprobe.store.reader import Run
-
     run, sides = Run.open(word), []
     for pair in run.changes(pass_name, model=model, direction=direction):
         after = pair.after.path if pair.after is not pair.before else f"{pair.before.path} (the pass changed nothing)"
@@ -97,13 +91,9 @@ def _show_passes(
 
 
 def _show(sides: list[tuple[DiffSide, DiffSide]], run: str, json_to: JsonTo) -> int:
-    import msgspec
-
-    from graphprobe.report.graph_diff import diff_sides, print_diff
-
     diffs = [diff_sides(before, after) for before, after in sides]
     documents = [
-        {"before": before.name, "after": after.name, "different": diff.different, **msgspec.to_builtins(diff)}
+        {"before": before.name, "after": after.name, "different": diff.different, **msgspec.structs.asdict(diff)}
         for (before, after), diff in zip(sides, diffs, strict=True)
     ]
     if not json_to.replaces_text(lambda: documents[0] if len(documents) == 1 else {"passes": documents}):
@@ -114,9 +104,6 @@ def _show(sides: list[tuple[DiffSide, DiffSide]], run: str, json_to: JsonTo) -> 
 
 
 def _end(diffs: list[GraphDiff], run: str) -> None:
-    from graphprobe.report.document import counted
-    from graphprobe.report.terminal import print_closing
-
     echo()
     if not any(diff.different for diff in diffs):
         print_closing("SAME: nothing differs", follow=["graphprobe", "ls", run, "--all"], style="bold green")
@@ -136,8 +123,6 @@ def _end(diffs: list[GraphDiff], run: str) -> None:
 
 def _two_runs(words: tuple[str, ...]) -> tuple[Run, Run] | None:
     """The runs at both words; None where neither is one. Raises RunNotFoundError where one alone is."""
-    from graphprobe.store.reader import Run
-
     if len(words) != 2:
         return None
     found: list[Run] = []
@@ -147,22 +132,17 @@ def _two_runs(words: tuple[str, ...]) -> tuple[Run, Run] | None:
             found.append(Run.open(word))
         except RunNotFoundError as error:
             refused = error
-    if refused is not None:
-        if found or all(Path(word).exists() for word in words):
-            raise refused
-        return None
-    return found[0], found[1]
+    if refused is None:
+        return found[0], found[1]
+    if found or all(Path(word).exists() for word in words):
+        raise refused
+    return None
 
 
 def _compare_runs(words: tuple[str, ...], runs: tuple[Run, Run], json_to: JsonTo) -> int:
-    import msgspec
-
-    from graphprobe.report.run_diff import diff_runs, told, verdict
-    from graphprobe.report.terminal import print_closing, print_lines
-
     diff = diff_runs(*runs)
     heads = {"a": str(runs[0].run_dir), "b": str(runs[1].run_dir), "outcome": diff.outcome}
-    if not json_to.replaces_text(lambda: heads | msgspec.to_builtins(diff)):
+    if not json_to.replaces_text(lambda: heads | msgspec.structs.asdict(diff)):
         print_lines([f"A: {heads['a']}", f"B: {heads['b']}", *told(diff)])
         style = {"same": "bold green", "different": "bold red", "undecided": "bold yellow"}[diff.outcome]
         print_closing(verdict(diff), follow=_next(words, diff), style=style)
@@ -181,9 +161,6 @@ def _next(words: tuple[str, ...], diff: RunDiff) -> list[str]:
 
 
 def _sides_at(words: tuple[str, ...], runs: tuple[Run, Run] | None, address: str) -> tuple[DiffSide, DiffSide]:
-    from graphprobe.report.graph_diff import DiffSide, side_of
-    from graphprobe.report.run_diff import stage_text
-
     if runs is None:
         raise UsageError(f"--at goes with two runs, not with {' '.join(words) or 'none'}")
     sides: list[DiffSide] = []
@@ -198,9 +175,6 @@ def _sides_at(words: tuple[str, ...], runs: tuple[Run, Run] | None, address: str
 def _sides_of_pass(
     words: tuple[str, ...], pass_name: str, model: int | None, direction: Direction | None
 ) -> tuple[DiffSide, DiffSide]:
-    from graphprobe.report.graph_diff import side_of
-    from graphprobe.store.reader import Run
-
     if len(words) > 2:
         raise UsageError(f"with --pass, diff takes at most two runs, not {len(words)} arguments")
     runs = [Run.open(word) for word in words]
@@ -212,17 +186,10 @@ def _sides_of_pass(
 
 
 def _sides_of_addresses(words: tuple[str, ...]) -> tuple[DiffSide, DiffSide]:
-    from graphprobe.store.reader import Run
-
     if len(words) not in (2, 3):
         raise UsageError(
             "diff takes --pass NAME, or [RUN] ADDRESS_A ADDRESS_B", hint="graphprobe ls lists passes and addresses"
         )
     run = Run.open(words[0] if len(words) == 3 else layout.ROOT)
-    return _side(run, words[-2]), _side(run, words[-1])
-
-
-def _side(run: Run, address: str) -> DiffSide:
-    from graphprobe.report.graph_diff import side_of
-
-    return side_of(run, run.find(address))
+    before, after = (side_of(run, run.find(address)) for address in words[-2:])
+    return before, after

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 import shutil
-import sys
 from typing import Any
 
 import click
 
 import graphprobe
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
+from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED
+from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo
 
 NO_COMPILER = "there is no C++ compiler"
@@ -19,7 +20,7 @@ NO_COMPILER = "there is no C++ compiler"
 @click.command(cls=JsonCommand)
 @click.option("--names", "only_names", is_flag=True, help="Only look for torch's private names; call nothing.")
 @json_option
-def command(json_to: JsonTo, only_names: bool) -> None:
+def command(json_to: JsonTo, only_names: bool) -> int:
     """Look for the names of torch that each feature needs, and call each public function on a small program.
 
     Exit codes: 0 everything works, as far as it could be tried, 1 something is lost (the output says what),
@@ -29,8 +30,8 @@ def command(json_to: JsonTo, only_names: bool) -> None:
     if not json_to.replaces_text(lambda: facts):
         _show(facts)
     if facts["torch"] is None:
-        sys.exit(125)
-    sys.exit(1 if any(row["status"] == "lost" for row in facts["features"]) else 0)
+        return EXIT_UNDECIDED
+    return EXIT_FOUND if any(row["status"] == "lost" for row in facts["features"]) else EXIT_OK
 
 
 def _facts(only_names: bool) -> dict[str, Any]:
@@ -87,8 +88,6 @@ def _row(feature: str, wrong: str | None, *, tried: bool) -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from graphprobe.report.terminal import print_closing
-
     echo(f"graphprobe {facts['graphprobe']}, Python {facts['python']}, {facts['platform']}")
     echo(f"native core: {facts['native']['detail']}")
     if facts["torch"] is None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from graphprobe.cli.output import JsonTo, json_option, new_folder
-from graphprobe.cli.target import TargetCommand, is_run, program_of, program_options
+from graphprobe.cli.shared_options import JsonTo, json_option, new_folder
+from graphprobe.cli.target import TargetCommand, TypedTarget, is_run
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
-from graphprobe.store.watch_file import Drift, StepObservation
+from graphprobe.store.reader import Run
+from graphprobe.store.watch_file import Drift, StepObservation, read_observations
 
 EXITS = {"rounding": EXIT_OK, "leaves": EXIT_FOUND, "other": EXIT_UNDECIDED, "undecided": EXIT_UNDECIDED}
 
 
-@click.command(cls=TargetCommand, reads=is_run)
+@click.command(cls=TargetCommand, takes="SCRIPT [ARGS]... | RUN_A RUN_B | RANKS", reads=is_run)
 @click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="End after N steps.")
 @click.option(
     "--perturbed",
@@ -24,24 +27,17 @@ EXITS = {"rounding": EXIT_OK, "leaves": EXIT_FOUND, "other": EXIT_UNDECIDED, "un
     show_default=True,
     help="Uncompiled runs that are moved by roundings.",
 )
-@click.option("--budget", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look.")
+@click.option(
+    "--budget", "budget_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look."
+)
 @click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the runs. Default: one in graphprobe-drift.")
 @json_option
-@program_options
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | RUN_A RUN_B | RANKS")
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
-    steps: int,
-    perturbed: int,
-    budget: float,
     out_dir: str | None,
     json_to: JsonTo,
-    module: str | None,
-    code: str | None,
-    words: tuple[str, ...],
-) -> None:
+    target: TypedTarget,
+    **options: Any,  # of the function `drift_of`
+) -> int:
     """Say whether a compiled training leaves the uncompiled one by a fault, or as rounding does.
 
     SCRIPT runs uncompiled, compiled, and several times uncompiled with parameters and results moved by roundings. Each
@@ -61,64 +57,36 @@ def command(
       graphprobe drift before_upgrade/ after_upgrade/
     """
     base = Path.cwd()
-    if module is None and code is None and words and is_run(words[0]):
-        drift, follow = _read(words), ["graphprobe", "watch", words[-1]]
+    if is_run(target.first):
+        drift, folder = _read(target.words), target.words[-1]
     else:
-        drift = _run(module, code, words, steps, perturbed, budget, out_dir)
-        follow = ["graphprobe", "watch", _near(drift.runs["compiled"], base)]
-    if not json_to.replaces_text(lambda: _document(drift)):
+        drift, folder = _run(target, out_dir, options), ""
+    if not json_to.replaces_text(lambda: drift):
         from graphprobe.report.drifted import print_drift, print_end_of_drift
+        from graphprobe.report.terminal import near
 
         print_drift(drift, base=base)
-        print_end_of_drift(drift, follow=follow, base=base)
-    ctx.exit(EXITS[drift.verdict])
+        shown = folder or near(drift.runs["compiled"], base)
+        print_end_of_drift(drift, follow=["graphprobe", "watch", shown], base=base)
+    return EXITS[drift.verdict]
 
 
-def _document(drift: Drift) -> object:
-    import msgspec
-
-    return msgspec.to_builtins(drift)
-
-
-def _near(folder: str, base: Path) -> str:
-    from graphprobe.report.terminal import near
-
-    return near(folder, base)
-
-
-def _run(
-    module: str | None,
-    code: str | None,
-    words: tuple[str, ...],
-    steps: int,
-    perturbed: int,
-    budget: float,
-    out_dir: str | None,
-) -> Drift:
-    target = program_of(module, code, words)
+def _run(target: TypedTarget, out_dir: str | None, options: Mapping[str, Any]) -> Drift:
+    program = target.program()
     from graphprobe.probe import script
 
-    script.check(target)
+    script.check(program)
     out = None if out_dir is None else new_folder(out_dir)
     from graphprobe.watch.drift import drift_of
 
-    def program() -> str | None:
-        return script.run(target).problem
+    def tell(text: str) -> None:
+        echo(f"graphprobe: {text} …", err=True)
 
-    return drift_of(
-        program,
-        steps=steps,
-        perturbed=perturbed,
-        budget_s=budget,
-        out_dir=out,
-        tell=lambda text: echo(f"graphprobe: {text} …", err=True),
-    )
+    return drift_of(lambda: script.run(program).problem, out_dir=out, tell=tell, **options)
 
 
 def _read(words: tuple[str, ...]) -> Drift:
     """What two runs, or the ranks of one, have become."""
-    from graphprobe.store.reader import Run
-    from graphprobe.store.watch_file import read_observations
     from graphprobe.watch.trajectories import held_together, ranks_part
 
     def steps_of(run: Run) -> list[StepObservation]:

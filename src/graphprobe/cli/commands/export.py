@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
+from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
 
@@ -41,21 +43,11 @@ def command(what: Path, form: str, out: Path, graph: str | None, force: bool, js
     from graphprobe.export.forms import export
 
     done = export(what, out, form, force=force, graph=graph)
-    if json_to.replaces_text(
-        lambda: {
-            "to": form,
-            "written": [str(path) for path in done.written],
-            "count": done.count,
-            "unit": done.unit,
-            "left_out": done.left_out,
-        }
-    ):
+    if json_to.replaces_text(lambda: {"to": form, **msgspec.structs.asdict(done)}):
         return
     shown = done.written[0] if len(done.written) == 1 else out
     files = "" if len(done.written) == 1 else f" in {len(done.written)} files"
     unit = done.unit.removesuffix("s") if done.count == 1 else done.unit
     for text in done.left_out:
         echo(f"Left out: {text}", err=True)
-    from graphprobe.report.terminal import print_closing
-
     print_closing(f"Wrote {shown}: {done.count} {unit}{files}", follow=["graphprobe", "report", str(what)])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from graphprobe.report.issue import folder_of, private, read_issue
+from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo
 
 MOST_CHARACTERS = 65_536
@@ -31,8 +33,6 @@ def command(dossier: Path, title_only: bool, body_only: bool, hide: bool) -> Non
       graphprobe issue graphprobe-diagnosis/codegen-aten.relu.default
       graphprobe issue DOSSIER --body | gh issue create --title "$(graphprobe issue DOSSIER --title)" --body-file -
     """
-    from graphprobe.report.issue import private, read_issue
-
     issue, finding = read_issue(dossier)
     if hide:
         issue = private(issue, finding)
@@ -42,15 +42,7 @@ def command(dossier: Path, title_only: bool, body_only: bool, hide: bool) -> Non
     parts = [issue.title] if title_only or not body_only else []
     parts += [issue.body.rstrip("\n")] if body_only or not title_only else []
     echo("\n\n".join(parts))
-    if not (title_only or body_only):
-        _end(dossier)
-
-
-def _end(dossier: Path) -> None:
-    """On stderr, for the output is what is posted: check what it says before that."""
-    from graphprobe.report.issue import folder_of
-    from graphprobe.report.terminal import print_closing
-
-    sys.stdout.flush()
-    verdict = "READY: run the proof once more, and read the text, before you post it"
-    print_closing(verdict, follow=["python", str(folder_of(dossier) / "repro.py")], file=sys.stderr)
+    if not (title_only or body_only):  # on stderr, for the output is what is posted
+        sys.stdout.flush()
+        verdict = "READY: run the proof once more, and read the text, before you post it"
+        print_closing(verdict, follow=["python", str(folder_of(dossier) / "repro.py")], file=sys.stderr)

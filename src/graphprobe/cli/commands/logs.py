@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.analysis import steps
+from graphprobe.analysis.steps import LogRecord, StepReport
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report import run_document as view
+from graphprobe.report.terminal import print_lines
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
-
-if TYPE_CHECKING:
-    from graphprobe.analysis.steps import LogRecord, StepReport
+from graphprobe.store.reader import Run
 
 TAIL = 10
 
@@ -25,10 +26,7 @@ TAIL = 10
 @click.option("--level", metavar="LEVEL", help="Only lines of this level or worse: debug, info, warning, error.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help=f"Only the last N records. Default: {TAIL}.")
 @json_option
-@click.pass_context
-def command(
-    ctx: click.Context, run: str, component: str | None, level: str | None, tail: int | None, json_to: JsonTo
-) -> None:
+def command(run: str, component: str | None, level: str | None, tail: int | None, json_to: JsonTo) -> int:
     """Name the last step of the compiler that began and did not end, with the last lines of its log.
 
     RUN is a run, as for `ls`. It may also be a text file that torch logged to (TORCH_LOGS=dynamo,aot,inductor), or -
@@ -44,10 +42,6 @@ def command(
     Exit codes: 0 no step is open, or the process still runs, 1 a step did not end, 2 wrong usage, 125 a text without
     any step. A step that an exception ended, with the program, counts as one that did not end.
     """
-    from graphprobe.analysis import steps
-    from graphprobe.report import run_document as view
-    from graphprobe.report.terminal import print_lines
-
     if level is not None and level not in steps.LEVELS:
         raise UsageError(f"--level {level}: there is no such level", hint=f"levels: {', '.join(steps.LEVELS)}")
     report, records, shown, source = _read(run, component)
@@ -68,7 +62,7 @@ def command(
         if component is None:
             echo()
             view.print_end_of_steps(report, _follow(report, run))
-    ctx.exit(EXIT_OK if component is not None else _exit_code(report))
+    return EXIT_OK if component is not None else _exit_code(report)
 
 
 def _follow(report: StepReport, run: str) -> list[str]:
@@ -82,9 +76,6 @@ def _follow(report: StepReport, run: str) -> list[str]:
 
 def _read(run: str, component: str | None) -> tuple[StepReport, list[LogRecord], str | None, str]:
     """What the steps say, lines of the log, whose they are (None: all), and where they are from."""
-    from graphprobe.analysis import steps
-    from graphprobe.store.reader import Run
-
     if run != "-" and not Path(run).is_file():
         opened = Run.open(run)
         report = steps.report_from_run(opened)
@@ -115,7 +106,5 @@ def _exit_code(report: StepReport) -> int:
 
 def _component_of(report: StepReport) -> str | None:
     """Whose log belongs to the step that is told."""
-    from graphprobe.analysis.steps import LOGGERS
-
     step = report.culprit
-    return step.component if step is not None and step.component in LOGGERS else None
+    return step.component if step is not None and step.component in steps.LOGGERS else None

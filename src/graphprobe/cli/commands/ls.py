@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
+from graphprobe.report.document import counted
+from graphprobe.report.run_document import STATE_STYLE, json_from_run, print_run
+from graphprobe.report.terminal import print_closing
 from graphprobe.store import layout
-
-if TYPE_CHECKING:
-    from graphprobe.store.reader import Run
+from graphprobe.store.reader import Run
 
 
 @click.command(cls=JsonCommand)
@@ -28,23 +27,12 @@ def command(run: str, show_all: bool, json_to: JsonTo) -> None:
       graphprobe ls
       graphprobe ls torch_compile_debug/run_2026_01_31_12_00_00_000000-pid_7 --all
     """
-    from graphprobe.report.run_document import json_from_run, print_run
-    from graphprobe.store.reader import Run
-
     opened = Run.open(run)
     if not json_to.replaces_text(lambda: json_from_run(opened, show_all=show_all)):
         print_run(opened, show_all=show_all)
-        _end(run, opened)
-
-
-def _end(run: str, opened: Run) -> None:
-    from graphprobe.report.document import counted
-    from graphprobe.report.run_document import STATE_STYLE
-    from graphprobe.report.terminal import print_closing
-
-    addresses = list(opened.artifacts())
-    gaps = len(opened.problems) + len(opened.manifest.missing)
-    told = [counted(len(opened.models()), "model"), counted(len(addresses), "file"), counted(gaps, "gap")]
-    follow = ["graphprobe", "show", run, addresses[0]] if addresses else ["graphprobe", "logs", run]
-    style = f"bold {STATE_STYLE.get(opened.state, '')}".rstrip()
-    print_closing(f"{opened.state.upper()}: {', '.join(told)}", follow=follow, style=style)
+        addresses = list(opened.artifacts())
+        gaps = len(opened.problems) + len(opened.manifest.missing)
+        told = [counted(len(opened.models()), "model"), counted(len(addresses), "file"), counted(gaps, "gap")]
+        follow = ["graphprobe", "show", run, addresses[0]] if addresses else ["graphprobe", "logs", run]
+        style = f"bold {STATE_STYLE.get(opened.state, '')}".rstrip()
+        print_closing(f"{opened.state.upper()}: {', '.join(told)}", follow=follow, style=style)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.document import counted
+from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo
 from graphprobe.store.files import check_replaced
 
@@ -31,8 +33,7 @@ DIFFER = ("differs", "changed_unseen")
 )
 @click.option("--force", is_flag=True, help="Overwrite an index that exists.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, force: bool, json_to: JsonTo) -> None:
+def command(folders: tuple[Path, ...], out: Path | None, force: bool, json_to: JsonTo) -> int:
     """Write an index of the dumps of several ranks, and compare parameters and buffers between the ranks.
 
     DIR is the dump of one rank or of several. The index, graphprobe-ranks.json, names the folders and copies nothing.
@@ -48,8 +49,6 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
       graphprobe merge node0/dump node1/dump --out merged
       graphprobe compare merged single_process_dump
     """
-    import msgspec
-
     from graphprobe.compare.open import MERGED, open_dump
     from graphprobe.compare.ranks import MergedDump, shared_values
 
@@ -68,12 +67,12 @@ def command(ctx: click.Context, folders: tuple[Path, ...], out: Path | None, for
     places = {str(rank): os.path.relpath(folder.absolute(), base.absolute()) for rank, folder in by_rank.items()}
     base.mkdir(parents=True, exist_ok=True)
     index.write_text(json.dumps({"schema": 1, "ranks": places}, indent=2) + "\n", encoding="utf-8")
-    if not json_to.replaces_text(lambda: {"index": str(index), "ranks": places, "values": msgspec.to_builtins(shared)}):
+    if not json_to.replaces_text(lambda: {"index": str(index), "ranks": places, "values": shared}):
         _tell(shared, places)
         echo(f"Wrote {index}\n")
         _end(shared, index)
     wrong = any(value.relation in DIFFER for value in shared)
-    ctx.exit(EXIT_FOUND if wrong else EXIT_UNDECIDED if not shared else EXIT_OK)
+    return EXIT_FOUND if wrong else EXIT_UNDECIDED if not shared else EXIT_OK
 
 
 def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[int, Path]:
@@ -87,8 +86,6 @@ def _by_rank(folders: tuple[Path, ...], opened: dict[Path, CallDump]) -> dict[in
 
 
 def _end(shared: list[Shared], index: Path) -> None:
-    from graphprobe.report.terminal import print_closing
-
     causes, facts = _causes(shared), list[tuple[str, str]]()
     verdict, tone = f"SAME: no value of {len(shared)} differs between ranks", "green"
     if causes:
@@ -115,8 +112,6 @@ def _in_words(value: Shared) -> str:
 
 
 def _tell(shared: list[Shared], places: dict[str, str]) -> None:
-    from graphprobe.report.document import counted
-
     echo(f"{len(places)} ranks: {', '.join(places)}")
     causes = _causes(shared)
     accused = {value.name for value in causes}

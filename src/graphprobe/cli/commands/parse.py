@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
 from graphprobe.errors import ArtifactNotFoundError, GraphprobeError
+from graphprobe.report.comparison import print_call
+from graphprobe.report.document import counted
+from graphprobe.report.terminal import print_closing
 
 if TYPE_CHECKING:
     from graphprobe.store.calls import Call, CallDump
@@ -35,10 +39,7 @@ def command(
       graphprobe parse dump linear.3
       graphprobe parse npu_dump.pkl 21_Torch_batch_normal
     """
-    import msgspec
-
     from graphprobe.compare.open import open_dump
-    from graphprobe.report.comparison import print_call
     from graphprobe.store.calls import WithStatistics
 
     opened = open_dump(dump, data_dir=data)
@@ -47,7 +48,7 @@ def command(
     if not found:
         hint = f"it has, for example, {', '.join(_some_labels(opened))}"
         raise ArtifactNotFoundError(f"{dump} has no call {call!r}", hint=hint)
-    if json_to.replaces_text(lambda: msgspec.to_builtins(found)):
+    if json_to.replaces_text(lambda: found):
         return
     for one in found:
         print_call(one, values={} if no_values else _values(opened, one))
@@ -55,9 +56,6 @@ def command(
 
 
 def _end(found: list[Call], dump: str) -> None:
-    from graphprobe.report.document import counted
-    from graphprobe.report.terminal import print_closing
-
     stats = [slot.stats for call in found for slot in call.slots if slot.stats is not None]
     nonfinite = sum(bool(one.nan or one.positive_inf or one.negative_inf) for one in stats)
     follow = ["graphprobe", "report", dump]
@@ -96,13 +94,8 @@ def matches(call: Call, wanted: str, *, inside: bool = False) -> bool:
 
 
 def _some_labels(dump: CallDump) -> list[str]:
-    labels: list[str] = []
-    for rank in dump.ranks()[:1]:
-        for step in dump.steps(rank)[:1]:
-            for call in dump.calls(rank, step):
-                labels.append(call.label)
-                if len(labels) == 5:
-                    return labels
+    first = ((rank, step) for rank in dump.ranks()[:1] for step in dump.steps(rank)[:1])
+    labels = [call.label for place in first for call in islice(dump.calls(*place), 5)]
     return labels or ["no call at all"]
 
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from graphprobe.analysis.timing import compare_profiles, read_profile
 from graphprobe.cli.ending import AtSignal, at_signal, exit_as
-from graphprobe.cli.option_rows import filtered, only_function_option
-from graphprobe.cli.output import JsonTo, json_option, new_file
-from graphprobe.cli.target import TargetCommand, program_of, program_options
+from graphprobe.cli.shared_options import JsonTo, filtered, json_option, new_file, only_function_option
+from graphprobe.cli.target import TargetCommand, TypedTarget
 from graphprobe.errors import UsageError
+from graphprobe.report import profile_document as view
+from graphprobe.report.terminal import print_lines
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ def _is_profile(word: str) -> bool:
     return word.endswith(".json")
 
 
-@click.command(cls=TargetCommand, reads=_is_profile, reads_json=True)
+@click.command(
+    cls=TargetCommand, takes="SCRIPT [ARGS]... | PROFILE.json [PROFILE.json]", reads=_is_profile, reads_json=True
+)
 @click.option("-o", "--out", metavar="FILE", help="File for the profile. Default: profile-PROGRAM.json.")
 @click.option("--trace", "trace_path", metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Length of the tables.")
@@ -39,8 +43,6 @@ def _is_profile(word: str) -> bool:
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Of a program that is run: print nothing.")
 @only_function_option
-@program_options
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | PROFILE.json [PROFILE.json]")
 def command(
     out: str | None,
     trace_path: str | None,
@@ -49,9 +51,7 @@ def command(
     json_to: JsonTo,
     quiet: bool,
     only_function: tuple[str, ...],
-    module: str | None,
-    code: str | None,
-    words: tuple[str, ...],
+    target: TypedTarget,
 ) -> None:
     """Show where compile time goes, by phase and by pass, slowest first.
 
@@ -66,32 +66,33 @@ def command(
       graphprobe profile before.json
       graphprobe profile before.json after.json
     """
-    trace = new_file("--trace", trace_path, TRACE_MARK, force=force)
-    if module is None and code is None and words and _is_profile(words[0]):
+    trace = None if trace_path is None else new_file("--trace", trace_path, TRACE_MARK, force=force)
+    if _is_profile(target.first):
         if out is not None:
-            raise UsageError(f"--out {out}: {words[0]} is a profile that is read, nothing is run")
-        _read(words, trace, top, json_to)
+            raise UsageError(f"--out {out}: {target.first} is a profile that is read, nothing is run")
+        _read(target.words, trace, top, json_to)
         return
     if json_to:
         raise UsageError("--json goes with profiles that are read", hint="graphprobe profile PROFILE.json --json")
-    if module is None and code is None and not words:
+    if not target.typed:
         raise UsageError("nothing to profile", hint="graphprobe profile SCRIPT, -m MODULE, -c CODE, or PROFILE.json")
-    target = program_of(module, code, words)
-    name = "code" if code is not None else Path(target.target).stem
+    program = target.program()
+    name = "code" if program.kind == "code" else Path(program.target).stem
     file = new_file("--out", out or f"profile-{name}.json", PROFILE_MARK, force=force)
     from graphprobe.probe import script
     from graphprobe.probe.profile import profile
 
     # What ends processes, loaded ahead: an import at a signal could wait for a lock.
     importlib.import_module("graphprobe.engine.forked_child")
-    script.check(target)
-    running = profile(program=" ".join([target.target if code is None else "-c", *target.arguments]))
+    script.check(program)
+    named = "-c" if program.kind == "code" else program.target
+    running = profile(program=" ".join([named, *program.arguments]))
     running.start()
     ended: list[Ended] = []
     # Registered first, this comes last: what the program's threads compile until then is part of it.
     finish = atexit.register(partial(_finish, running, ended, file, trace, top, quiet, Path.cwd()))
     with filtered(only_function), at_signal(AtSignal(known=lambda _: finish()), stays=True):
-        ended.append(script.run(target))
+        ended.append(script.run(program))
     raise exit_as(ended[0])
 
 
@@ -113,15 +114,11 @@ def _finish(
         echo(f"graphprobe: the profile could not be written: {type(error).__name__}: {error}", err=True)
     if not quiet and wrote:
         echo(f"graphprobe: wrote {', '.join(str(path) for path in wrote)}", err=True)
-        from graphprobe.report.profile_document import print_end
-
-        print_end(running.result, os.path.relpath(wrote[0], base), file=sys.stderr)
+        view.print_end(running.result, os.path.relpath(wrote[0], base), file=sys.stderr)
 
 
 def _read(words: tuple[str, ...], trace: Path | None, top: int, json_to: JsonTo) -> None:
-    from graphprobe.analysis.timing import compare_profiles, read_profile
     from graphprobe.export.chrome_trace import export_profile
-    from graphprobe.report import profile_document as view
 
     if len(words) > 2:
         raise UsageError(f"profile shows one profile or compares two, not {len(words)}: {' '.join(words)}")
@@ -137,7 +134,7 @@ def _read(words: tuple[str, ...], trace: Path | None, top: int, json_to: JsonTo)
             view.print_end(profiles[0], words[0])
     else:
         diff = compare_profiles(*profiles)
-        if not json_to.replaces_text(lambda: view.diff_document_from(diff)):
-            view.print_diff(diff, *words, top=top)
+        if not json_to.replaces_text(lambda: diff):
+            print_lines(view.diff_lines(diff, *words, top=top))
             echo()
             view.print_end_of_diff(diff, words[1])

@@ -10,29 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from graphprobe.analysis.recompiles import RecompileReport, report_from_run
 from graphprobe.cli.ending import AtSignal, at_signal
-from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
-from graphprobe.cli.output import JsonTo, json_option
-from graphprobe.cli.target import (
-    TargetCommand,
-    check_backend,
-    compiled_with,
-    is_run,
-    program_of,
-    program_options,
-    words_of,
-)
+from graphprobe.cli.shared_options import JsonTo, exit_code, filtered, json_option, only_function_option
+from graphprobe.cli.target import TargetCommand, TypedTarget, check_backend, compiled_with, is_run
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.explanation import print_end_of_recompiles, recompile_lines
+from graphprobe.report.terminal import print_lines
 from graphprobe.report.visible import echo
 from graphprobe.store import layout
+from graphprobe.store.reader import Run
 
 if TYPE_CHECKING:
-    from graphprobe.analysis.recompiles import RecompileReport
     from graphprobe.probe.script import ScriptTarget
 
 
-@click.command(cls=TargetCommand, reads=is_run)
+@click.command(cls=TargetCommand, takes="[SCRIPT [ARGS]... | RUN]", reads=is_run)
 @json_option
 @click.option(
     "--allow",
@@ -44,19 +39,13 @@ if TYPE_CHECKING:
 )
 @click.option("--backend", metavar="NAME", help="Compile with this backend. Default: as the script says.")
 @only_function_option
-@program_options
-@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]... | RUN]")
-@click.pass_context
 def command(
-    ctx: click.Context,
     json_to: JsonTo,
     allowed: int,
     backend: str | None,
     only_function: tuple[str, ...],
-    module: str | None,
-    code: str | None,
-    target: tuple[str, ...],
-) -> None:
+    target: TypedTarget,
+) -> int:
     """Count the guard failures of a whole program, group them by cause, and name the remedy of each.
 
     SCRIPT runs as `python` would run it, with its own arguments. Options stand before it. RUN is a run folder of
@@ -71,29 +60,22 @@ def command(
     Exit codes: 0 no recompilation (beyond --allow), 1 there are some, 2 wrong usage, 125 could not decide: the program
     failed, or the run does not hold them.
     """
-    if module is None and code is None and (not target or is_run(target[0])):
-        if len(target) > 1:
-            raise UsageError(f"{target[0]} is a run, which takes no arguments; got {' '.join(target[1:])!r}")
+    if not target.typed or is_run(target.first):
+        run, *more = target.words or (layout.ROOT,)
+        if more:
+            raise UsageError(f"{run} is a run, which takes no arguments; got {' '.join(more)!r}")
         if backend is not None or only_function:
             raise UsageError("--backend and --only-function: a run has been compiled already")
-        report = _read(target[0] if target else layout.ROOT, allowed)
-        _show(report, None, json_to=json_to, target=list(target) or [layout.ROOT], run=True)
-        ctx.exit(_exit_code(report, None))
-    if backend is not None:
-        check_backend(backend)
+        report = report_from_run(Run.open(run), allowed=allowed)
+        _show(report, None, json_to=json_to, typed=[run], run=True)
+        return _exit_code(report, None)
+    check_backend(backend)
     base = Path.cwd()  # the program may go elsewhere, or remove it
-    tell = partial(_show, json_to=json_to, target=words_of(module, code, target), run=False, base=base)
+    tell = partial(_show, json_to=json_to, typed=target.typed, run=False, base=base)
     with filtered(only_function) as only, compiled_with(backend):
-        report, problem = _watched(program_of(module, code, target), allowed, tell, live=not json_to.printed)
+        report, problem = _watched(target.program(), allowed, tell, live=not json_to.printed)
     tell(report, problem)
-    ctx.exit(exit_code(only, _exit_code(report, problem)))
-
-
-def _read(target: str, allowed: int) -> RecompileReport:
-    from graphprobe.analysis.recompiles import report_from_run
-    from graphprobe.store.reader import Run
-
-    return report_from_run(Run.open(target), allowed=allowed)
+    return exit_code(only, _exit_code(report, problem))
 
 
 def _watched(
@@ -126,23 +108,18 @@ def _show(
     problem: str | None,
     *,
     json_to: JsonTo,
-    target: list[str],
+    typed: list[str],
     run: bool,
     base: Path | None = None,
 ) -> None:
-    import msgspec
-
-    from graphprobe.report.explanation import print_end_of_recompiles, recompile_lines
-    from graphprobe.report.terminal import print_lines
-
     sys.stdout.flush()
-    if json_to.replaces_text(lambda: {**msgspec.to_builtins(report), "problem": problem}):
+    if json_to.replaces_text(lambda: {**msgspec.structs.asdict(report), "problem": problem}):
         return
     print_lines(recompile_lines(report, base=base))
     if problem is not None:
         echo(f"{problem}: there may be more")
     echo()
-    print_end_of_recompiles(report, target, problem=problem, run=run)
+    print_end_of_recompiles(report, typed, problem=problem, run=run)
 
 
 def _exit_code(report: RecompileReport, problem: str | None) -> int:

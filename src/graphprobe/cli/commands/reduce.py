@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphprobe.cli.option_rows import exit_code, filtered, only_function_option
-from graphprobe.cli.output import JsonTo, json_option, write_json
-from graphprobe.cli.target import TargetCommand, import_first, program_of, program_options, words_of
+from graphprobe.cli.shared_options import JsonTo, exit_code, filtered, json_option, only_function_option, write_json
+from graphprobe.cli.target import TargetCommand, TypedTarget, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
-from graphprobe.report.terminal import ProgressLine
+from graphprobe.report.terminal import ProgressLine, command_line, print_closing
 from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 GIGABYTE = 1024**3
 
 
-@click.command(cls=TargetCommand, reads=lambda word: not _is_script(word))
+@click.command(cls=TargetCommand, takes="CASE [ARGS]...", reads=lambda word: not _is_script(word))
 @click.option(
     "-o",
     "--out",
@@ -72,12 +71,7 @@ GIGABYTE = 1024**3
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of some tries.")
 @json_option
 @only_function_option
-@program_options
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="CASE [ARGS]...")
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     out_dir: str | None,
     after: str | None,
     level: str | None,
@@ -85,11 +79,9 @@ def command(
     modules: tuple[str, ...],
     json_to: JsonTo,
     only_function: tuple[str, ...],
-    module: str | None,
-    code: str | None,
-    words: tuple[str, ...],
+    target: TypedTarget,
     **options: Any,  # of the function `reduce`
-) -> None:
+) -> int:
     """Cut a failing graph down to the smallest one that still fails in the same way, and write a repro of it.
 
     CASE is a dossier of `graphprobe diagnose`, a graph of a run as Python, or the folder of a reduction. It may also
@@ -115,21 +107,19 @@ def command(
             raise UsageError(f"{name} {value:g}: it takes a number above 0")
     if options["fail_regex"] is not None:
         _check_regex(options["fail_regex"])
-    named = module is not None or code is not None
-    case = "" if named else _existing(words)
+    case = "" if target.named else _existing(target.words)
     for name in modules:
         import_first(name)
     options["memory_bytes"] = None if memory_gb is None else int(memory_gb * GIGABYTE)
-    if named or _is_script(case):
+    if target.named or _is_script(case):
         with filtered(only_function) as only:
-            program, typed = program_of(module, code, words), words_of(module, code, words)
-            ended = _program(program, typed, _asked(after, level), out_dir, options, json_to)
-        ctx.exit(exit_code(only, ended))
-    arguments = words[1:]
+            ended = _program(target.program(), target.typed, _asked(after, level), out_dir, options, json_to)
+        return exit_code(only, ended)
+    arguments = target.words[1:]
     if arguments or after or level or only_function:
         what = f"the arguments {' '.join(arguments)!r}" if arguments else "--after, --level and --only-function"
         raise UsageError(f"{case} is a case, and {what} are for a script")
-    ctx.exit(_case(case, out_dir, options, json_to))
+    return _case(case, out_dir, options, json_to)
 
 
 def _case(case: str, out_dir: str | None, options: Mapping[str, Any], json_to: JsonTo) -> int:
@@ -245,8 +235,6 @@ def _not_reduced(path: str, ran: Ended, ended: WatchOutcome) -> str:
 
 
 def _say_end(text: str, follow: list[str], json_to: JsonTo) -> None:
-    from graphprobe.report.terminal import print_closing
-
     print_closing(text, follow=follow, file=sys.stderr if json_to.printed else None)
 
 
@@ -277,8 +265,6 @@ def show(result: CaseReduction, *, err: bool = False) -> None:
 
 
 def _lines(result: CaseReduction) -> Iterator[str]:
-    from graphprobe.report.terminal import command_line
-
     reduction = result.reduction
     asked = f"{reduction.calls} candidates in {reduction.seconds:.0f} s"
     if not reduction.failed:
@@ -328,10 +314,7 @@ def _document(result: CaseReduction) -> dict[str, Any]:
         "problems": result.problems,
         "unproven": result.unproven or None,
         "other_failures": reduction.others,
-        "passes": {
-            name: {key: getattr(stats, key) for key in stats.__struct_fields__}
-            for name, stats in reduction.passes.items()
-        },
+        "passes": reduction.passes,
     }
 
 

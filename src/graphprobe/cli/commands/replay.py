@@ -12,10 +12,12 @@ from typing import Any
 
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
 from graphprobe.cli.target import check_backend, import_first
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
+from graphprobe.report.document import counted
 from graphprobe.report.run_document import replay_lines
+from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo, one_line
 from graphprobe.store import layout
 from graphprobe.store.frame_record import REPLAY, find_records, read_record
@@ -34,7 +36,7 @@ EXIT_CODES = {"reproduced": EXIT_FOUND, "gone": EXIT_OK}
 @json_option
 def command(
     record: Path, backend: str | None, device: str | None, modules: tuple[str, ...], timeout_s: float, json_to: JsonTo
-) -> None:
+) -> int:
     """Trace a frame again that could not be traced, from its record alone.
 
     RECORD is the folder of a record, or of runs with records. It defaults to torch_compile_debug. The program itself is
@@ -48,8 +50,8 @@ def command(
 
     Exit codes: 0 the frame is traced, 1 it fails as recorded, 2 wrong usage, 125 undecided.
     """
-    options = [*_option("--backend", backend), *_option("--device", device)]
-    options += [part for module in modules for part in ("--import", module)]
+    named = [("--backend", backend), ("--device", device), *(("--import", module) for module in modules)]
+    options = [part for option, value in named if value is not None for part in (option, value)]
     if backend is not None or device is not None:
         for module in modules:
             import_first(module)
@@ -66,14 +68,11 @@ def command(
                 echo(one_line(line))
     if not json_to.replaces_text(lambda: {"replays": documents}):
         _end(record, found[0][0], verdicts, verdict if len(found) == 1 else "", compiled=backend is not None)
-    sys.exit(EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts))
+    return EXIT_FOUND if EXIT_FOUND in verdicts else max(verdicts)
 
 
 def _end(record: Path, first: Path, verdicts: list[int], only: str, *, compiled: bool) -> None:
     """`first`: the record replayed first; `only`: the verdict of a single one; `compiled`: the frames ran, too."""
-    from graphprobe.report.document import counted
-    from graphprobe.report.terminal import print_closing
-
     count = counted(len(verdicts), "frame")
     if EXIT_FOUND in verdicts:
         verdict, tone = f"REPRODUCED: {verdicts.count(EXIT_FOUND)} of {count} failed as recorded", "red"
@@ -90,16 +89,11 @@ def _end(record: Path, first: Path, verdicts: list[int], only: str, *, compiled:
 def _check(backend: str | None, device: str | None) -> None:
     import torch
 
-    if backend is not None:
-        check_backend(backend)
+    check_backend(backend)
     try:
         torch.device(device or "cpu")
     except RuntimeError as error:
         raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
-
-
-def _option(name: str, value: str | None) -> list[str]:
-    return [] if value is None else [name, value]
 
 
 def _replay(folder: Path, options: list[str], timeout_s: float) -> dict[str, Any]:

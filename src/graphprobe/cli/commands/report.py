@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
-from graphprobe.cli.output import new_file
+from graphprobe.cli.shared_options import new_file
 from graphprobe.errors import UsageError
+from graphprobe.report.terminal import STYLES, print_closing
 from graphprobe.report.visible import echo
+from graphprobe.settings import text_from_size
 from graphprobe.store import layout
 
 DEFAULT = "report.html"
@@ -44,14 +46,13 @@ def command(source: str, out: str, force: bool, source_roots: tuple[str, ...]) -
       graphprobe report ~/model/torch_compile_debug --source-root ~/model
     """
     from graphprobe.report.subject import MARKS, page_of, write_page_to
-    from graphprobe.report.terminal import STYLES, print_closing
 
     if out == "-":
         raise UsageError("--out -: the report is not written to the standard output", hint="name a file")
     target = new_file("--out", out, *MARKS, force=force)
     report = page_of(Path(source), source_roots=[_root(folder) for folder in source_roots])
     write_page_to(target, report, named=f"--out {out}")
-    echo(f"Wrote {out} ({_size(target)})")
+    echo(f"Wrote {out} ({text_from_size(target.stat().st_size)})")
     if report.sources is not None and (elsewhere := report.sources.elsewhere):
         more = f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else ""
         echo(f"Not shown: lines of {elsewhere[0]}{more}; show them with --source-root {elsewhere[0].parent}")
@@ -63,9 +64,3 @@ def _root(folder: str) -> Path:
     if not Path(folder).is_dir():
         raise UsageError(f"--source-root {folder}: there is no such folder")
     return Path(folder)
-
-
-def _size(path: Path) -> str:
-    from graphprobe.settings import text_from_size
-
-    return text_from_size(path.stat().st_size)

@@ -15,29 +15,31 @@ import click
 
 from graphprobe.cli import dumps
 from graphprobe.cli.ending import exit_as
-from graphprobe.cli.option_rows import options_from, take
-from graphprobe.cli.target import TargetCommand, program_of, program_options
+from graphprobe.cli.shared_options import options_from, take
+from graphprobe.cli.target import TargetCommand, TypedTarget
 from graphprobe.errors import UsageError, lacks_room
+from graphprobe.records import Manifest
+from graphprobe.report.run_document import summary_lines
+from graphprobe.report.terminal import command_line
 from graphprobe.report.visible import echo
 from graphprobe.settings import TABLE
+from graphprobe.store.layout import MANIFEST
+from graphprobe.store.reader import Run
 
 if TYPE_CHECKING:
     from graphprobe.backends.wrap import DumpedProgram
     from graphprobe.probe.api.dump import ApiDumper
     from graphprobe.probe.script import Ended
-    from graphprobe.records import Manifest
 
 Begun = TypeVar("Begun")
 
 
-@click.command(cls=TargetCommand)
+@click.command(cls=TargetCommand, takes="[PROGRAM]...")
 @options_from(TABLE)
 @options_from(dumps.CALL_ROWS, prefix=dumps.CALL_PREFIX, choices=True)
 @options_from(dumps.GRAPH_ROWS, prefix=dumps.GRAPH_PREFIX, shared=[row.spelled for row in dumps.CALL_ROWS])
 @click.option("-q", "--quiet", is_flag=True, help="No summary at the end.")
-@program_options
-@click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def command(quiet: bool, module: str | None, code: str | None, program: tuple[str, ...], **values: Any) -> None:
+def command(quiet: bool, target: TypedTarget, **values: Any) -> None:
     """Run a program and collect every stage of its compilations.
 
     The program runs as `python` would run it. Its own arguments stand behind its name. It ends with its own exit code,
@@ -56,12 +58,12 @@ def command(quiet: bool, module: str | None, code: str | None, program: tuple[st
     """
     from graphprobe.probe import active, script
 
-    target = program_of(module, code, program)
+    program = target.program()
     # Every mistake in options or script is found here, before a folder is made or a line of the program runs.
     settings = active.resolved(take(TABLE, values))
     dumps.share(values, os.environ)
     begin_calls = dumps.take_api_dump(values)
-    script.check(target)
+    script.check(program)
     lacking: list[str] = []
     dump_options = take(dumps.GRAPH_ROWS, values, prefix=dumps.GRAPH_PREFIX)
     plan = _if_room(lambda: dumps.plan_of(dump_options, os.environ), lacking)
@@ -81,7 +83,7 @@ def command(quiet: bool, module: str | None, code: str | None, program: tuple[st
         _remove(folder)
         raise
     atexit.register(_finish, folder, base, quiet, ended, dumped, calls, lacking)
-    ended.append(script.run(target))
+    ended.append(script.run(program))
     raise exit_as(ended[0])
 
 
@@ -161,11 +163,6 @@ def _summarise(folder: Path, base: Path, manifest: Manifest | None, calls: str |
     `calls` is the dump of calls: what was collected, where the program compiles nothing.
     `overflow` is the dump of an overflow.
     """
-    from graphprobe.report.run_document import summary_lines
-    from graphprobe.report.terminal import command_line
-    from graphprobe.store.layout import MANIFEST
-    from graphprobe.store.reader import Run
-
     see = ["report", overflow] if overflow else ["ls", os.path.relpath(folder, base)]
     try:
         run = Run.open(folder)

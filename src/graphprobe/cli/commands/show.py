@@ -5,19 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from graphprobe.cli.output import JsonCommand, JsonTo, json_option
+from graphprobe.cli.shared_options import JsonCommand, JsonTo, json_option
 from graphprobe.cli.target import is_saved
 from graphprobe.errors import UsageError
+from graphprobe.records import Event
+from graphprobe.report.terminal import print_closing
 from graphprobe.report.visible import echo, one_line, write
 from graphprobe.store import layout
-
-if TYPE_CHECKING:
-    from graphprobe.records import Event
-    from graphprobe.store.reader import Run
+from graphprobe.store.reader import Run
 
 
 @click.command(cls=JsonCommand)
@@ -40,10 +38,6 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
       graphprobe show model__0/forward/graph
       graphprobe show torch_compile_debug model__0/backward/code > output_code.py
     """
-    import msgspec
-
-    from graphprobe.store.reader import Run
-
     if len(words) == 1 and is_saved(words[0]):
         from graphprobe.diagnose.ways.saved import text_of
 
@@ -57,7 +51,7 @@ def command(words: tuple[str, ...], raw: bool, json_to: JsonTo) -> None:
     run = Run.open(named)
     event = run.find(words[-1])
     text = run.text(event)
-    if json_to.replaces_text(lambda: {"run": str(run.run_dir), "event": msgspec.to_builtins(event), "text": text}):
+    if json_to.replaces_text(lambda: {"run": str(run.run_dir), "event": event, "text": text}):
         return
     _print(run, event, text, raw=raw)
     sys.stdout.flush()
@@ -87,9 +81,7 @@ def _print_text(text: str) -> None:
 
 def _end(run: Run, named: str, event: Event) -> None:
     """On stderr, for the output is the artifact: which one it was, and the command for the one behind it."""
-    from graphprobe.report.terminal import print_closing
-
-    addresses = [address for address, other in run.artifacts().items()]
+    addresses = list(run.artifacts())
     at = next((at for at, other in enumerate(run.artifacts().values()) if other.seq == event.seq), len(addresses) - 1)
     further = addresses[at + 1 : at + 2]
     follow = ["graphprobe", "show", named, *further] if further else ["graphprobe", "report", named]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -14,21 +13,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.ending import AtSignal, at_signal, exit_as
-from graphprobe.cli.output import JsonTo, json_option
-from graphprobe.cli.target import TargetCommand, is_run, program_of, program_options
+from graphprobe.cli.shared_options import JsonTo, json_option
+from graphprobe.cli.target import TargetCommand, TypedTarget, is_run
 from graphprobe.errors import UsageError, lacks_room
+from graphprobe.report.terminal import command_line
 from graphprobe.report.visible import echo
+from graphprobe.report.watched import print_watched, watched_document
 from graphprobe.store import layout
+from graphprobe.store.reader import Run
 
 if TYPE_CHECKING:
     from graphprobe.probe.script import Ended
     from graphprobe.watch.watcher import Watching
 
 
-@click.command(cls=TargetCommand, reads=is_run)
+@click.command(cls=TargetCommand, takes="SCRIPT [ARGS]... | RUN", reads=is_run)
 @click.option(
     "--on",
-    "triggers",
     metavar="TRIGGERS",
     default="nan,exception,signal",
     show_default=True,
@@ -55,25 +56,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Make one in so many calls of each compiled function uncompiled as well, and judge it.",
 )
-@click.option("--budget", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look.")
+@click.option(
+    "--budget", "budget_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look."
+)
 @click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the run. Default: torch_compile_debug.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but what the program prints.")
 @json_option
-@program_options
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | RUN")
-def command(
-    triggers: str,
-    every: int,
-    keep: int,
-    shadow: int,
-    budget: float,
-    out_dir: str | None,
-    quiet: bool,
-    json_to: JsonTo,
-    module: str | None,
-    code: str | None,
-    words: tuple[str, ...],
-) -> None:
+def command(quiet: bool, json_to: JsonTo, target: TypedTarget, **options: Any) -> None:
     """Watch a long run, and find what makes the first NaN, spike or crash.
 
     SCRIPT runs as `python` would run it, with its own arguments and its own exit code. Loss and gradients are looked at
@@ -87,17 +76,21 @@ def command(
       graphprobe watch --on nan,spike=10 train.py
       graphprobe watch torch_compile_debug
     """
-    if module is None and code is None and words and is_run(words[0]):
-        _show(words, json_to)
+    if is_run(target.first):
+        if len(target.words) > 1:
+            raise UsageError(f"watch shows one run, not {len(target.words)}: {' '.join(target.words)}")
+        run = Run.open(target.first)
+        if not json_to.replaces_text(lambda: watched_document(run)):
+            print_watched(run, base=Path.cwd())
         return
     if json_to:
         raise UsageError("--json goes with a run that is read", hint="graphprobe watch RUN --json")
-    target = program_of(module, code, words)
+    program = target.program()
     from graphprobe.probe import script
     from graphprobe.watch.watcher import watch
 
-    script.check(target)
-    watched = watch(on=triggers, every=every, keep=keep, shadow=shadow, budget_s=budget, out_dir=out_dir, quiet=quiet)
+    script.check(program)
+    watched = watch(**options, quiet=quiet)
     base = Path.cwd()
     try:
         watched.start()
@@ -105,14 +98,13 @@ def command(
         if not lacks_room(error.__cause__):
             raise
         echo(f"graphprobe: warning: {error}; the program runs unwatched", err=True)
-        raise exit_as(script.run(target)) from None
+        raise exit_as(script.run(program)) from None
     crash = _crash_file(watched.folder)
     ended: list[Ended] = []
     # Registered first, this comes last, behind what the program has left to atexit.
     finish = atexit.register(_finish, watched, ended, crash, base, quiet)
-    importlib.import_module("graphprobe.report.watched")  # ahead: an import at a signal could wait for a lock
     with at_signal(AtSignal(known=lambda _: finish(watched, ended, crash, base, quiet)), stays=True):
-        ended.append(script.run(target))
+        ended.append(script.run(program))
         if ended[0].interrupted:
             watched.ended_by(KeyboardInterrupt(ended[0].error))
         elif ended[0].error is not None and sys.last_value is not None:
@@ -142,20 +134,7 @@ def _finish(watched: Watching, ended: list[Ended], crash: Any, base: Path, quiet
         with contextlib.suppress(OSError):
             os.unlink(crash.name)
     if not quiet:
-        from graphprobe.report.terminal import command_line
-
         folder = os.path.relpath(watched.folder, base)
         well = "" if watched.answer is not None else ", and no trigger came"
         echo(f"graphprobe: {watched.step} steps watched{well}: {folder}", err=True)
         echo(f"graphprobe: next: {command_line(['graphprobe', 'watch', folder])}", err=True)
-
-
-def _show(words: tuple[str, ...], json_to: JsonTo) -> None:
-    from graphprobe.report.watched import print_watched, watched_document
-    from graphprobe.store.reader import Run
-
-    if len(words) > 1:
-        raise UsageError(f"watch shows one run, not {len(words)}: {' '.join(words)}")
-    run = Run.open(words[0])
-    if not json_to.replaces_text(lambda: watched_document(run)):
-        print_watched(run, base=Path.cwd())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,7 +12,7 @@ from graphprobe.records import Event
 from graphprobe.report.document import Grid, Note, Section
 from graphprobe.report.html.sources import Sources, cut
 from graphprobe.report.html.table import Column, Table
-from graphprobe.report.terminal import grid_lines, wrapped
+from graphprobe.report.terminal import grid_lines, near, wrapped
 from graphprobe.store.reader import Model, Run
 from graphprobe.store.schema import UNREADABLE
 
@@ -93,10 +92,9 @@ def launch_lines(launches: Sequence[LaunchRow], *, width: int | None = None) -> 
 
     `width`: of a terminal, on which place and operations of a launch are below it, for a line would be too long.
     """
-    here = os.getcwd() + os.sep
     rows: list[tuple[str, ...]] = []
     for number, launch in enumerate(launches):
-        place = next(iter(places_of(launch, lambda place: place.removeprefix(here))), "")
+        place = next(iter(places_of(launch, near)), "")
         rows.append((str(number), f"{launch.dur:.0f}", launch.name, launch.targets, place))
     if width is None:
         return grid_lines(Grid(("#", "µs", "launch", "computes", "line"), rows, (0, 1)))

@@ -72,6 +72,14 @@ RUNG_OF_STAGE = {"dynamo": "dynamo", "backend": "plain", "aot": "aot"}
 RUNG_OF_STAGE |= dict.fromkeys(("decomposition", "pre_grad", "joint", "post_grad"), "passes")
 """The first rung on which a fault of the stage shows; of other stages the kernels."""
 
+STATES: dict[str, tuple[Tone, str]] = {
+    "wrong": ("bad", "wrong"),
+    "unsure": ("warn", "not told"),
+    "right": ("good", "right"),
+    "not_run": ("info", "not run"),
+}
+"""Tone and word of what was measured on a rung."""
+
 _LADDER = """<ol class="ladder">
 <li class="info"><span class="rung">Eager</span><span class="state">{{ reference | show }}</span>
 <span class="what">the program as it is written, not compiled: what the others are held against</span></li>
@@ -174,21 +182,15 @@ def states(diagnosis: Diagnosis) -> list[tuple[str, Tone, str, str]]:
     told = [name for name, _, _ in RUNGS]
     names = told if measured.keys() <= set(told) else list(measured)
     for name in names:
-        state, why = measured.get(name, ("not_run", ""))
+        state, why = measured.get(name, ("", ""))
         if name in accused:
             found.append((name, "bad", "wrong", "; ".join(dict.fromkeys(accused[name]))))
-            broken = True
         elif state == "wrong" and broken:
             found.append((name, "warn", "wrong, too", "it is given what is wrong already"))
-        elif state == "wrong":
-            found.append((name, "bad", "wrong", why))
-            broken = True
-        elif state == "unsure":
-            found.append((name, "warn", "not told", why))
-        elif state == "right":
-            found.append((name, "good", "right", ""))
-        elif name in measured:
-            found.append((name, "info", "not run", ""))
+        elif state:
+            tone, word = STATES[state]
+            found.append((name, tone, word, why if state in ("wrong", "unsure") else ""))
+        broken = any(tone == "bad" for _, tone, _, _ in found)
     return found
 
 

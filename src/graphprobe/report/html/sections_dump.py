@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -343,7 +344,7 @@ def _verdict(found: list[Found], health: Health, sources: Sources, suffix: str) 
     if not health.calls:
         rows.append(("looked at", "no call"))
     else:
-        rest = health.words.get("not_measured", 0)
+        rest = health.words["not_measured"]
         more = f", {rest:,} of them without numbers" if rest else ""
         rows.append(("looked at", (Jump(f"{CALLS}{suffix}", counted(health.calls, "call")), more)))
     return DocumentVerdict(tone, word, text, Facts(rows))
@@ -355,20 +356,20 @@ def _seen(health: Health, sources: Sources) -> tuple[Tone, str, str, list[tuple[
     if health.begins is not None:
         word, call = health.begins
         rows: list[tuple[str, Content]] = [("call", Code(call.label)), *_line(call.source, sources)]
-        if counts.get("passes_on"):
+        if counts["passes_on"]:
             rows.append(("then", f"{counts['passes_on']:,} calls pass on what is not finite"))
-        if others := counts.get("makes_NaN", 0) + counts.get("makes_infinity", 0) - 1:
+        if others := counts["makes_NaN"] + counts["makes_infinity"] - 1:
             rows.append(("more", f"{counted(others, 'other call')} make NaN or infinity, too"))
         what = "NaN" if word == "makes_NaN" else "Infinity"
         where = f" in {call.module}" if call.module else ""
         return "bad", "NOT FINITE", f"{what} begins at {call.label}{where}: all that it got was finite.", rows
-    if counts.get("passes_on"):
+    if counts["passes_on"]:
         call = health.first["passes_on"]
         text = f"{call.label} gets NaN or infinity that no recorded call has made, and passes it on."
         return "warn", "NOT FINITE", text, _line(call.source, sources)
     if not health.calls:
         return "warn", "EMPTY", "The dump holds no call.", []
-    if counts.get("not_measured", 0) == health.calls:
+    if counts["not_measured"] == health.calls:
         return "info", "DUMP", f"{counted(health.calls, 'call')}, with no numbers to judge by.", []
     return "good", "FINITE", "No NaN or infinity in the dumped calls.", []
 
@@ -389,8 +390,8 @@ def _facts(dump: CallDump, health: Health, unread: list[str]) -> list[Content]:
     return [Facts(rows), Bullets([*dump.problems(), *unread], "What is missing", "warn")]
 
 
-class Health(msgspec.Struct):
-    """What was seen in all calls.
+class Health:
+    """Judges calls in the order of execution, and keeps what was seen in all of them.
 
     Attributes:
         calls: how many.
@@ -399,30 +400,23 @@ class Health(msgspec.Struct):
         begins: the first call that made NaN or infinity of what was finite, and its word.
     """
 
-    calls: int = 0
-    words: dict[str, int] = {}
-    first: dict[str, Call] = {}
-    begins: tuple[str, Call] | None = None
-
-
-class HealthJudge:
-    """Judges calls in the order of execution."""
-
     def __init__(self, said: dict[str, str]) -> None:
         """`said`: by the text of a finding, which the notes of its call repeat, the word for such a call."""
+        self.calls = 0
+        self.words: Counter[str] = Counter()
+        self.first: dict[str, Call] = {}
+        self.begins: tuple[str, Call] | None = None
         self._said = said
         self._spoiled: set[tuple[object, ...]] = set()
-        self.health = Health()
 
     def word(self, call: Call, stats: dict[str, TensorStats]) -> str:
         """The word for a call; `stats` are those of its slots, by name, as `told` returns them."""
         word = self._word(call, stats)
-        health = self.health
-        health.calls += 1
-        health.words[word] = health.words.get(word, 0) + 1
-        health.first.setdefault(word, call)
-        if word in ("makes_NaN", "makes_infinity") and health.begins is None:
-            health.begins = word, call
+        self.calls += 1
+        self.words[word] += 1
+        self.first.setdefault(word, call)
+        if word in ("makes_NaN", "makes_infinity") and self.begins is None:
+            self.begins = word, call
         if word not in HARMLESS:
             self._spoiled.add(_identity(call))
         return word
@@ -487,7 +481,7 @@ def dump_sections(
         suffix: of the sections' ids.
     """
     table = Table("Calls" if not suffix else "Compiled operations", COLUMNS)
-    heat, judge = Heat((NONFINITE, RANGE, MAGNITUDE)), HealthJudge(said)
+    heat, health = Heat((NONFINITE, RANGE, MAGNITUDE)), Health(said)
     filled = WithStatistics(dump, most_bytes=READ_BYTES)
     left = 0
     for call in (one for rank in dump.ranks() for step in dump.steps(rank) for one in filled.calls(rank, step)):
@@ -495,7 +489,7 @@ def dump_sections(
             left += 1
             continue
         judged = {slot.name: found for slot in call.slots if (found := told(slot)) is not None}
-        word = judge.word(call, judged)
+        word = health.word(call, judged)
         _add(call, judged, word, table, heat)
         if word not in HARMLESS:
             table.start_here()
@@ -504,7 +498,7 @@ def dump_sections(
             table.more(SLOT_HEAD, [_slot(slot) for slot in call.slots])
     constant = ("step", "rank", "direction", "kind", "notes", "module")
     notes = [f"{left:,} more calls are in the dump." if left else "", UNREAD if filled.unread else ""]
-    return calls_sections(table, heat, sources, constant=constant, notes=notes, suffix=suffix), judge.health
+    return calls_sections(table, heat, sources, constant=constant, notes=notes, suffix=suffix), health
 
 
 def _add(call: Call, judged: dict[str, TensorStats], word: str, table: Table, heat: Heat) -> None:

@@ -33,7 +33,7 @@ from graphprobe.report.document import (
     counted,
 )
 from graphprobe.report.explanation import facts_of
-from graphprobe.report.graph_diff import GraphDiff, Node, diff_sides, side_of
+from graphprobe.report.graph_diff import GraphDiff, Node, NodePair, diff_sides, side_of
 from graphprobe.report.html.curves import ring_drawing
 from graphprobe.report.html.flame import Box, flame_section, largest, tree_from_steps
 from graphprobe.report.html.page import Report
@@ -50,7 +50,7 @@ from graphprobe.report.html.panes import (
     text_pane,
 )
 from graphprobe.report.html.sections_dump import report_from as dump_report
-from graphprobe.report.html.sources import Sources
+from graphprobe.report.html.sources import MOST_LETTERS, Sources, cut
 from graphprobe.report.watched import watched_section
 from graphprobe.store import layout
 from graphprobe.store.layout import addresses_from_events
@@ -71,9 +71,6 @@ MOST_BYTES = 24 << 20
 
 MOST_NODES = 60
 """Nodes of one kind (added, removed, …) that a diff shows."""
-
-MOST_TEXT = 400
-"""Letters of one node's expression."""
 
 _NUMBERS = "A run doesn't check correctness; `graphprobe diagnose` does."
 _LOGS = "What the compiler did last, and its log: `graphprobe logs RUN`."
@@ -298,24 +295,21 @@ class _Differ:
             if not graph.different:
                 continue
             made: dict[str, Any] = {"graph": graph.graph, "unchanged": graph.unchanged}
-            for name in ("removed", "added"):
-                nodes = getattr(graph, name)
-                made[name] = [self._node(node) for node in nodes[:MOST_NODES]]
-                made[f"{name}_left"] = max(0, len(nodes) - MOST_NODES)
-            pairs = graph.changed
-            made["changed"] = [[self._node(pair.before), self._node(pair.after)] for pair in pairs[:MOST_NODES]]
-            made["changed_left"] = max(0, len(pairs) - MOST_NODES)
-            made["renamed"] = [[pair.before.name, pair.after.name] for pair in graph.renamed[:MOST_NODES]]
-            made["renamed_left"] = max(0, len(graph.renamed) - MOST_NODES)
+            for name in ("removed", "added", "changed", "renamed"):
+                found = getattr(graph, name)
+                made[name] = [self._entry(name, one) for one in found[:MOST_NODES]]
+                made[f"{name}_left"] = max(0, len(found) - MOST_NODES)
             made["moved"] = len(graph.moved)
             graphs.append(made)
-        lines = [line[:MOST_TEXT] for line in diff.lines[: MOST_NODES * 2]]
+        lines = [line[:MOST_LETTERS] for line in diff.lines[: MOST_NODES * 2]]
         return {"graphs": graphs, "lines": lines, "lines_left": len(diff.lines) - len(lines)}
 
-    def _node(self, node: Node) -> list[str]:
-        """Name, type, expression and place."""
-        place, text = self._sources.linked(node.place), node.expression
-        return [node.name, node.type, text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …", place]
+    def _entry(self, name: str, one: Node | NodePair) -> list[Any]:
+        """Name, type, expression and place of a node; of a pair both, or both names."""
+        if isinstance(one, NodePair):
+            pair = (one.before, one.after)
+            return [node.name if name == "renamed" else self._entry(name, node) for node in pair]
+        return [one.name, one.type, cut(one.expression), self._sources.linked(one.place)]
 
 
 def report_from(path: Path, *, source_roots: Sequence[Path] = ()) -> Report:

@@ -72,7 +72,8 @@ class Sources:
         self._trusted = [root.resolve() for root in roots]
         self._given = [root.resolve() for root in given]
         self._roots = [*([recorded] if recorded is not None else []), *roots, *given]
-        self._elsewhere: dict[Path, None] = {}
+        self.elsewhere: list[Path] = []
+        """Files that are there, and whose lines are not shown because nobody allowed it."""
         self._since_ns = since_ns
         self._files: dict[str, Path | None] = {}
         self._texts: dict[Path, list[str]] = {}
@@ -128,23 +129,18 @@ class Sources:
         return self._text(path) if path is not None else []
 
     @property
-    def elsewhere(self) -> list[Path]:
-        """Files that are there, and whose lines are not shown because nobody allowed it."""
-        return list(self._elsewhere)
-
-    @property
     def anchors(self) -> dict[str, str]:
         """Every place that has a snippet, with its anchor: what the page's script links by."""
         return {source: anchor for source, anchor in self._anchors.items() if anchor}
 
     def section(self) -> Section | None:
         """The snippets, a figure for each file; None where there are none."""
-        if not self._lines and not self._elsewhere:
+        if not self._lines and not self.elsewhere:
             return None
         body: list[Content] = [self._figure(index, path) for index, path in enumerate(self._lines)]
         if self._left:
             body.append(f"{self._left} more lines are named in this report and not shown.")
-        if count := len(self._elsewhere):
+        if count := len(self.elsewhere):
             named = self.elsewhere[:MOST_ELSEWHERE]
             paths = [part for path in named for part in (", ", Code(str(path)))][1:]
             more = " and others" if count > len(named) else ""
@@ -178,8 +174,8 @@ class Sources:
             candidates = [Path(file)] if Path(file).is_absolute() else [root / file for root in self._roots]
             there = [path.resolve() for path in candidates if _is_file(path)]
             self._files[file] = next(filter(self._may_be_shown, there), None)
-            if there and self._files[file] is None:
-                self._elsewhere[there[0]] = None
+            if there and self._files[file] is None and there[0] not in self.elsewhere:
+                self.elsewhere.append(there[0])
         return self._files[file]
 
     def _may_be_shown(self, path: Path) -> bool:
