@@ -116,7 +116,7 @@ def test_the_text_of_a_fallback_takes_the_operation_out_of_all_tables() -> None:
         ("dynamo", ["torch._dynamo.config.trace_numpy = False"]),
         ("decomposition", ["torch's own kernel of torch.ops.aten.silu.default", "torch.compile(…, mode='lite')"]),
         ("lowering", ["torch's own kernel of torch.ops.aten.silu.default", "torch._inductor.config.cpp.simdlen = 0"]),
-        ("joint", ["torch._inductor.config.disabled_passes = 'p'", FOLDING]),
+        ("joint", ["torch._inductor.config.disabled_passes += ',p'", FOLDING]),
     ],
 )
 def test_the_cheapest_loss_is_tried_first_and_the_backend_last(stage: Stage, first: list[str]) -> None:

@@ -73,6 +73,38 @@ def test_every_way_to_compile(form: str, diagnosed: Diagnosed) -> None:
         assert found["verdict"] == verdict and named in found["function"]
 
 
+AHEAD = """\
+import sys
+import torch
+import torch._inductor.config
+
+if sys.argv[1] == "wrong":
+    torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY = "accuracy"
+
+def f(x):
+    return torch.relu(x - 1) * 2
+
+def g(x):
+    return f(x.sin())
+
+x = torch.linspace(-2, 2, 32)
+first = torch.compile(f, fullgraph=True).aot_compile(((x,), {}))
+second = torch.compile(g, fullgraph=True).aot_compile(((x,), {}))
+for _ in range(2):
+    first(x), second(x)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_ahead_of_its_calls(diagnosed: Diagnosed) -> None:
+    for how, verdict in (("wrong", "fault"), ("right", "healthy")):
+        _, document = diagnosed("train.py", how, text=AHEAD, code=int(how == "wrong"))
+        found = {one["function"].partition(" ")[0]: one for one in document["diagnoses"]}
+        assert [one["verdict"] for one in found.values()] == [verdict] * 2 and [*found] == ["f", "g"]
+        if how == "wrong":
+            assert [found[name]["findings"][0]["op"] for name in "fg"] == ["aten.relu.default"] * 2
+
+
 LIGHTNING = """\
 import sys
 import torch

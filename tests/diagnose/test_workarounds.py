@@ -85,7 +85,7 @@ CASES = {
         lambda: planting.inductor(post_grad_custom_post_pass=turn),
         {"stage": "post_grad", "op": "aten.sub.Tensor", "pass_": "post_grad_custom_post_pass"},
         "setting",
-        "torch._inductor.config.disabled_passes = ",
+        "torch._inductor.config.disabled_passes += ",
     ),
     "dynamo": Planted(
         scaled,
@@ -98,16 +98,23 @@ CASES = {
 }
 
 
-def diagnosed(case: Planted, out: Path) -> tuple[Diagnosis, list[NamedStep]]:
-    """A diagnosis that knows the finding already, and runs the rung of Dynamo alone."""
+def of_three(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return smooth(x), angle(y, x), apart(x, y)
+
+
+def diagnosed(
+    case: Planted, out: Path, *more: Planted, fn: Callable[..., Any] | None = None
+) -> tuple[Diagnosis, list[NamedStep]]:
+    """A diagnosis that knows the findings already, and runs the rung of Dynamo alone."""
     begun: list[NamedStep] = []
-    program, compilation = prepared(case.program, case.args, {}, CompileOverrides(), out=out)
+    program, compilation = prepared(fn or case.program, case.args, {}, CompileOverrides(), out=out)
     ladder = Ladder(program, compilation, Limits(workaround=True), begun.append)
 
     def accuse(ladder: Ladder) -> None:
         ladder._rung("dynamo", ladder.looking("dynamo"))
-        line = case.program.__code__.co_firstlineno + 1 + (case.program is scaled)
-        ladder.result.findings.append(Finding(kind="wrong_value", source=f"{__file__}:{line}", **case.known))
+        for one in (case, *more):
+            line = one.program.__code__.co_firstlineno + 1 + (one.program is scaled)
+            ladder.result.findings.append(Finding(kind="wrong_value", source=f"{__file__}:{line}", **one.known))
 
     ladder.climb_rungs = lambda: None  # type: ignore[method-assign]
     return ladder.climb(accuse, lambda _: None, work_around=find_workarounds), begun
@@ -127,6 +134,17 @@ def test_a_change_is_found_for_a_fault_of_each_stage(name: str, tmp_path: Path) 
     assert way.call_time is not None
     assert way.uncompiled_time is not None
     assert (way.graph_breaks > 0) == (way.kind == "uncompiled")
+
+
+@pytest.mark.slow
+def test_one_set_of_changes_is_found_for_the_faults_of_three_stages(tmp_path: Path) -> None:
+    lowered, *others = [CASES[name] for name in ("lowering", "decomposition", "pass")]
+    with lowered.plant(), others[0].plant(), others[1].plant():
+        found, _ = diagnosed(lowered._replace(args=(X, Y)), tmp_path, *others, fn=of_three)
+    codes = [[way.code for way in finding.workarounds] for finding in found.findings]
+    assert len(codes) == 3 and codes[0] == codes[1] == codes[2]
+    assert sorted(way.kind for way in found.findings[0].workarounds) == ["fallback", "fallback", "setting"]
+    assert all(any(one.code in code for code in codes[0]) for one in (lowered, *others)), codes[0]
 
 
 @pytest.mark.slow

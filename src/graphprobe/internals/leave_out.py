@@ -15,6 +15,9 @@ from graphprobe.internals.operators.operators import Overload
 
 DYNAMO, FUNCTORCH, INDUCTOR = "torch._dynamo.config", "torch._functorch.config", "torch._inductor.config"
 
+DISABLED = "disabled_passes"
+"""Inductor's setting: the names of passes, in one text."""
+
 DECOMPOSITION, LOWERING = "torch._inductor.decomposition", "torch._inductor.lowering"
 
 
@@ -32,7 +35,10 @@ class LeftOut(NamedTuple):
 
     @property
     def statement(self) -> str:
-        """What sets it."""
+        """What sets it; of the passes that are left out, what adds one, beside those of another statement."""
+        passes, _, added = str(self.value).rpartition(",")
+        if self.name == DISABLED and (passes or added):
+            return f"{self.module}.{self.name} += {f',{added}'!r}"
         return f"{self.module}.{self.name} = {self.value!r}"
 
     @property
@@ -61,8 +67,6 @@ _LOOPS = _rows(
         "constant_and_index_propagation": False,
         "loop_ordering_after_fusion": False,
         "max_pointwise_cat_inputs": 0,
-        "inplace_buffers": False,
-        "allow_buffer_reuse": False,
         "split_reductions": False,
         "unroll_reductions_threshold": 1,
         "comprehensive_padding": False,
@@ -70,12 +74,13 @@ _LOOPS = _rows(
         "epilogue_fusion": False,
     },
 )
-_SAVED = _rows(
+_DONATED = _rows(FUNCTORCH, {"donated_buffer": False})
+_MEMORY = (*_DONATED, *_rows(INDUCTOR, {"inplace_buffers": False, "allow_buffer_reuse": False}))
+_SAVED = _DONATED + _rows(
     FUNCTORCH,
     {
         "recompute_views": True,
         "treat_parameters_as_free_to_save": False,
-        "donated_buffer": False,
         "guess_tangent_strides_as_outputs": False,
         "view_replay_for_aliased_outputs": False,
         "backward_pass_autocast": "off",
@@ -102,12 +107,14 @@ LEAVE_OUT: dict[str, tuple[tuple[LeftOut, ...], ...]] = {
     "pre_grad": (_PATTERNS, _PASSES),
     "joint": (_FOLDING, _PATTERNS, _PASSES),
     "post_grad": (_PATTERNS, _PASSES),
-    "lowering": (_VECTORS, _LOOPS),
+    "memory": (_MEMORY,),
+    "lowering": (_VECTORS, _MEMORY, _LOOPS),
     "codegen": (_VECTORS, _LOOPS),
-    "runtime": (_SAVED, _VECTORS, _LOOPS),
-    "unknown": (_SAVED, _PASSES, _VECTORS, _LOOPS),
+    "runtime": (_SAVED, _VECTORS, _MEMORY, _LOOPS),
+    "unknown": (_SAVED, _PASSES, _VECTORS, _MEMORY, _LOOPS),
 }
-"""By stage, what to try in this order: groups of settings, each group together. A decomposition has no setting."""
+"""By stage, what to try in this order: groups of settings, each group together. A decomposition has no setting.
+`memory`: what lets a kernel write where something else was, for code generation tried before all others."""
 
 
 def settings_for(stage: str) -> Iterator[tuple[LeftOut, ...]]:
@@ -126,8 +133,8 @@ def _would_change(setting: LeftOut) -> bool:
 
 def without_pass(name: str) -> LeftOut | None:
     """The setting that leaves a graph pass out by its name, beside those that are left out already; None without it."""
-    setting = LeftOut(INDUCTOR, "disabled_passes", name)
-    if not _would_change(setting):
+    setting = LeftOut(INDUCTOR, DISABLED, name)
+    if not name.isidentifier() or not _would_change(setting):
         return None
     return setting._replace(value=",".join(filter(None, (setting.now, name))))
 

@@ -230,6 +230,7 @@ _TABLE = (
     _n(CALLED, "torch._dynamo", "graph_break", "diagnose_stages"),
     _n(CALLED, "torch._dynamo", "list_backends", "compile_calls"),
     _n(CALLED, "torch._dynamo", "maybe_mark_dynamic", "frame_records"),
+    _n(PATCHED, "torch._dynamo.aot_compile", "AOTCompiledFunction.__call__", "compile_calls"),
     _n(READ, "torch._dynamo.backends.common", "AotAutograd", "diagnose_own_backends"),
     _n(CALLED, "torch._dynamo.backends.common", "aot_autograd", "backends"),
     _n(CALLED, "torch._dynamo.backends.debugging", "boxed_nop", "backends"),

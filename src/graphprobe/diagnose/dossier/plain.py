@@ -84,7 +84,7 @@ class PlainInputs:
         """Assign a tensor: of its own memory, or with `as_view` of all the memory that it is a view of."""
         plain = value.detach()
         is_view = as_view and (memory := plain.untyped_storage()).nbytes() > plain.nbytes > 0
-        text = self._view(str(memory.data_ptr()), plain, self._memory) if is_view else self._tensor(name, plain)
+        text = self._view(name, str(memory.data_ptr()), plain, self._memory) if is_view else self._tensor(name, plain)
         self._assign(name, text, value.requires_grad)
 
     def _assign(self, name: str, text: str, requires_grad: bool, computed: bool = False) -> None:
@@ -108,19 +108,19 @@ class PlainInputs:
             raise Unreproducible("a conjugated view")
         plain = value.detach()
         alone = record["storage"] not in shared
-        text = self._tensor(name, plain) if alone else self._view(record["storage"], plain, memory)
+        text = self._tensor(name, plain) if alone else self._view(name, record["storage"], plain, memory)
         self._assign(name, text, record["requires_grad"], bool(record.get("computed")))
         tensors.append(name)
         return name
 
-    def _view(self, storage: str, value: torch.Tensor, memory: dict[str, str]) -> str:
+    def _view(self, name: str, storage: str, value: torch.Tensor, memory: dict[str, str]) -> str:
         """A view of memory that several values share."""
         size = value.untyped_storage().nbytes() // value.element_size()
         key = f"{storage} {value.dtype}"
         if key not in memory:
             if any(known.startswith(f"{storage} ") for known in memory):
                 raise Unreproducible("memory that values of several dtypes share")
-            memory[key] = f"memory{len(memory) or ''}"
+            memory[key] = f"{name}_memory"
             self.tensor(memory[key], value.as_strided((size,), (1,), 0))
         return f"{memory[key]}.as_strided({tuple(value.shape)}, {value.stride()}, {value.storage_offset()})"
 

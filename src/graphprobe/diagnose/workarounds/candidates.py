@@ -123,6 +123,10 @@ def _settings(finding: Finding, compilation: Compilation, pieces: Pieces) -> Ite
     yield from (setting(group, compilation) for group in settings_for(finding.stage))
 
 
+def _memory(finding: Finding, compilation: Compilation, pieces: Pieces) -> Iterator[Change]:
+    yield from (setting(group, compilation) for group in settings_for("memory"))
+
+
 def _own(finding: Finding, compilation: Compilation, pieces: Pieces) -> Iterator[Change]:
     """What the program itself has switched on."""
     switches = [LeftOut(INDUCTOR, n, False) for n, value in compilation.inductor_settings.items() if value is True]
@@ -161,7 +165,7 @@ ORDER: Mapping[Stage, tuple[Ways, ...]] = {
     "joint": _PASSES,
     "post_grad": _PASSES,
     "lowering": _LOWERED,
-    "codegen": _LOWERED,
+    "codegen": (_own, _memory, *_LOWERED[1:]),
     "runtime": (_settings, _fallbacks, _lite, _pieces, _backends),
     "unknown": (_settings, _lite, _pieces, _backends),
 }

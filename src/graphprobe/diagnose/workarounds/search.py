@@ -66,7 +66,8 @@ class _WaySearch:
         self.tried, self._count = list[str](), 0
         self.spare: tuple[Change, RungReport] | None = None
         first = first_wrong(ladder.states()) or ladder.top
-        self.point = POINTS.get(first) if ladder.compilation.is_inductor else None
+        alike = len({f.stage for f in findings}) == 1  # else what helps against the first is not what helps against all
+        self.point = POINTS.get(first) if alike and ladder.compilation.is_inductor else None
         self._useless = USELESS.get(first, ())
         self._began, self._found = time.monotonic(), False
         self._until = self._began + max(MOST_S, SHARE * (self._began - ladder.started))

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphprobe.internals.bus import Advice, Patch, Subscription, advised
@@ -125,10 +125,12 @@ class CompileCalls(Subscription):
         self._overrides, self._around_backward = dict(overrides or {}), list[Callable[..., Any]]()
         self._inside = contextvars.ContextVar("graphprobe_inside_before", default=False)
         self._called = contextvars.ContextVar[Compiled | None]("graphprobe_called", default=None)
+        self._ahead = dict[int, tuple[Compiled, Any]]()  # by id of what was compiled, which lives as long as this
         self._turn, self._beside = threading.RLock(), threading.Lock()
         self._busy = 0  # number of the process in which `before` runs; in a child nobody would give back the turn
         patches = [
             Patch("compile_calls", "torch._dynamo.eval_frame", "OptimizeContext.__call__", self._make),
+            Patch("compile_calls", "torch._dynamo.aot_compile", "AOTCompiledFunction.__call__", self._ahead_of_time),
             advised("compile_calls", "torch._dynamo.output_graph", "OutputGraph.call_user_compiler", self._counting),
         ]
         if self._overrides:
@@ -152,6 +154,34 @@ class CompileCalls(Subscription):
             return self._wrapper(record, result)
 
         return __call__
+
+    def _ahead_of_time(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+            record, _ = self._ahead.get(id(compiled), (None, None))
+            if record is None:
+                return original(compiled, *args, **kwargs)
+            return self._wrapper(record, functools.partial(original, compiled))(*args, **kwargs)
+
+        return __call__
+
+    def _compiles_ahead(self, record: Compiled, aot_compile: Callable[..., Any]) -> Callable[..., Any]:
+        """`aot_compile` of a compiled function: what it returns is called in the place of the function."""
+
+        @functools.wraps(aot_compile)
+        def compile_ahead(example_inputs: Any) -> Any:
+            ahead = replace(record, kept={}, graphs=0)
+            token = self._called.set(ahead)
+            try:
+                with unseen:
+                    compiled = aot_compile(example_inputs)
+            finally:
+                self._called.reset(token)
+            self.compiled.append(ahead)
+            self._ahead[id(compiled)] = ahead, compiled
+            return compiled
+
+        return compile_ahead
 
     def _counting(self, graph: Any, *args: Any, **kwargs: Any) -> Advice:
         _, error = yield
@@ -227,6 +257,8 @@ class CompileCalls(Subscription):
 
         # So Dynamo, when it traces a caller, goes on with the function itself, as it would without this wrapper.
         vars(call).update(_torchdynamo_inline=fn, _torchdynamo_orig_callable=fn, _torchdynamo_wrapper_id=id(call))
+        if hasattr(compiled, "aot_compile"):
+            vars(call)["aot_compile"] = self._compiles_ahead(record, compiled.aot_compile)
         from graphprobe.internals.operators.autograd_edges import uncompiled
 
         around: list[Callable[..., Any]] = [call, *self._around_backward]
