@@ -4,7 +4,6 @@ import ast
 import contextlib
 import importlib
 import inspect
-import io
 import operator
 import re
 import warnings
@@ -133,7 +132,7 @@ def test_a_method_that_must_return_a_number() -> None:
     assert not explained(lambda x: torch.where((x * 2).sum() > 0, x.sin(), x.cos())).found
 
 
-def test_an_error_behind_a_break_is_told_with_it() -> None:
+def test_an_error_behind_a_break_is_told_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         y = x + 1
         a = np.frombuffer(b"\0\0\0\0", dtype=np.float32)
@@ -148,9 +147,8 @@ def test_an_error_behind_a_break_is_told_with_it() -> None:
     assert (row.kind, row.line, row.outcome, row.count) == ("numpy", line, "died", 1) and report.break_count == 1
     assert row.error.startswith("AssertionError: Expected np.nditer base") and f":{line + 1} in broken)" in row.error
     assert report.to_json()["breaks"][0]["error"] == row.error
-    out = io.StringIO()
-    print_explanation(report, file=out)
-    assert "  error:   AssertionError: Expected np.nditer" in out.getvalue()
+    print_explanation(report)
+    assert "  error:   AssertionError: Expected np.nditer" in capsys.readouterr().out
 
 
 def test_a_backend_that_fails_behind_a_break_is_told_with_it() -> None:
