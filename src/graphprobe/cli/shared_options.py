@@ -49,7 +49,7 @@ def options_from(
 
 
 def take(rows: Iterable[Option], values: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Takes the values of these options out of all that the command got, by the names of the rows."""
+    """Takes the values of these options out of all that the command received, by the names of the rows."""
     found: dict[str, Any] = {}
     for row in rows:
         if row.spelled:

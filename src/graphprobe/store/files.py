@@ -33,7 +33,7 @@ _HEAD_BYTES, _TAIL_BYTES = 4 << 10, 64 << 10
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """A file on disk: `path` relative to the tool folder, `/`-separated; `digest` as `digest_from_bytes` gives it.
+    """A file on disk: `path` relative to the tool folder, `/`-separated; `digest` as `digest_from_bytes` returns it.
 
     `size_bytes` and `digest` are None for a file that goes on changing.
     """
@@ -80,7 +80,7 @@ def replace_file(path: str | os.PathLike[str], *pieces: bytes | memoryview) -> N
     """Write `path` whole: readers see the old content or the new one, and an error leaves no temporary file.
 
     Raises:
-        OSError: as the operating system gives it.
+        OSError: as the operating system raises it.
     """
     with replacing(path) as temporary:
         write_new_file(temporary, *pieces)
@@ -91,7 +91,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """A new file beside `path`, by name, which takes its place when the block has written it, and is gone if it fails.
 
     Raises:
-        OSError: as the operating system gives it.
+        OSError: as the operating system raises it.
     """
     folder, slash, _ = os.fspath(path).rpartition("/")
     temporary = f"{folder}{slash}{layout.TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}"
