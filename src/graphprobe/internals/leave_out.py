@@ -36,9 +36,8 @@ class LeftOut(NamedTuple):
     @property
     def statement(self) -> str:
         """What sets it; of the passes that are left out, what adds one, beside those of another statement."""
-        passes, _, added = str(self.value).rpartition(",")
-        if self.name == DISABLED and (passes or added):
-            return f"{self.module}.{self.name} += {f',{added}'!r}"
+        if self.name == DISABLED and self.value:
+            return f"{self.module}.{self.name} += {',' + self.value.rpartition(',')[2]!r}"
         return f"{self.module}.{self.name} = {self.value!r}"
 
     @property
@@ -114,7 +113,7 @@ LEAVE_OUT: dict[str, tuple[tuple[LeftOut, ...], ...]] = {
     "unknown": (_SAVED, _PASSES, _VECTORS, _MEMORY, _LOOPS),
 }
 """By stage, what to try in this order: groups of settings, each group together. A decomposition has no setting.
-`memory`: what lets a kernel write where something else was, for code generation tried before all others."""
+`memory`: what lets a kernel write where something else was; at code generation tried before fallbacks."""
 
 
 def settings_for(stage: str) -> Iterator[tuple[LeftOut, ...]]:

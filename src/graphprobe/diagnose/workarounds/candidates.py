@@ -151,7 +151,7 @@ def _backends(finding: Finding, compilation: Compilation, pieces: Pieces) -> Ite
     yield from ([WayAround(kind="backend", arguments={"backend": name})] for name in names)
 
 
-_LOWERED: tuple[Ways, ...] = (_own, _fallbacks, _settings, _lite, _pieces, _backends)
+_BEHIND_OWN: tuple[Ways, ...] = (_fallbacks, _settings, _lite, _pieces, _backends)
 _PASSES: tuple[Ways, ...] = (_pass, _own, _settings, _lite, _pieces, _backends)
 
 ORDER: Mapping[Stage, tuple[Ways, ...]] = {
@@ -164,8 +164,8 @@ ORDER: Mapping[Stage, tuple[Ways, ...]] = {
     "pre_grad": _PASSES,
     "joint": _PASSES,
     "post_grad": _PASSES,
-    "lowering": _LOWERED,
-    "codegen": (_own, _memory, *_LOWERED[1:]),
+    "lowering": (_own, *_BEHIND_OWN),
+    "codegen": (_own, _memory, *_BEHIND_OWN),
     "runtime": (_settings, _fallbacks, _lite, _pieces, _backends),
     "unknown": (_settings, _lite, _pieces, _backends),
 }
