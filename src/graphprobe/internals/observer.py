@@ -60,7 +60,20 @@ class RecompileObserver(Listener, Protocol):
         """A call fitted none of the compiled versions of its function, which `backend` compiles."""
 
 
-class CompileObserver(BreakObserver, RecompileObserver, Protocol):
+class StepObserver(Listener, Protocol):
+    """Told of steps. A step lies inside those of the same thread that have begun and not ended."""
+
+    def frame_begins(self) -> bool:
+        """Dynamo is about to trace a function; False: nobody wants to know."""
+
+    def step_begins(self, component: str, name: str, detail: str, frame: Frame | None) -> int | None:
+        """A step begins; the number is given back to `step_ends`."""
+
+    def step_ends(self, step: int | None, error: BaseException | None) -> None:
+        """… and is over, or was left by an exception."""
+
+
+class CompileObserver(BreakObserver, RecompileObserver, StepObserver, Protocol):
     """Told what the compiler does. May look at everything, may change nothing."""
 
     def wants(self, backend: object) -> bool:

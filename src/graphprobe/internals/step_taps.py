@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from graphprobe.internals.bus import Advice, Listener, Patch, Subscriber, advised
+from graphprobe.internals.bus import Advice, Patch, Subscriber, advised
 from graphprobe.internals.context import Frame, current, unobserved
 from graphprobe.internals.dynamo.compile_facts import compiled_now
 from graphprobe.internals.dynamo.dynamo_taps import backend_name
+from graphprobe.internals.observer import StepObserver
 
 TAP = "steps"
 
@@ -33,19 +34,6 @@ STEPS = (
 
 IN_ANY_THREAD = ("CheckFunctionManager.__init__", "CppBuilder.build")
 """Told also in threads that know of no compile, as those that build kernels."""
-
-
-class StepObserver(Listener, Protocol):
-    """Told of steps. A step lies inside those of the same thread that have begun and not ended."""
-
-    def frame_begins(self) -> bool:
-        """Dynamo is about to trace a function; False: nobody wants to know."""
-
-    def step_begins(self, component: str, name: str, detail: str, frame: Frame | None) -> int | None:
-        """A step begins; the number is given back to `step_ends`."""
-
-    def step_ends(self, step: int | None, error: BaseException | None) -> None:
-        """… and is over, or was left by an exception."""
 
 
 def _function(args: tuple[Any, ...]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphprobe.internals import aot_taps as aot
 from graphprobe.internals import step_taps
 from graphprobe.internals.bus import Patch, Subscription
@@ -47,10 +45,8 @@ class Taps:
 
 
 def _all(observer: CompileObserver) -> list[Patch]:
-    # What steps are told to may be a part of the observer.
-    steps: Any = getattr(observer, "step_observer", observer)
     return [
-        *step_taps.patches(steps),
+        *step_taps.patches(observer),
         *dynamo.patches(observer),
         *aot.patches(observer),
         *inductor.patches(observer),

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from graphprobe.internals.observer import FrameFacts
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
 from graphprobe.probe.frames.on_failure import FrameWatch
-from graphprobe.probe.step_log import StepLog, StepWatch, begin, begin_pass
+from graphprobe.probe.step_log import StepLog, begin, begin_pass
 from graphprobe.records import CompilerSettings, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
@@ -50,7 +51,7 @@ PREDICTED_BYTES_PER_NODE = 9000
 
 
 class Session:
-    """Observes compiles and writes them down. Implements `internals.observer.CompileObserver`.
+    """Observes compiles and writes them down: a `CompileObserver` and a `StepObserver` of `internals`.
 
     A failing tap of ours is told in the manifest and in `debug.log`, once a kind; the program never sees it.
     """
@@ -69,7 +70,9 @@ class Session:
         self._torch_debugs = torch_debugs
         plan = plan_from_text(settings.logs)
         self.steps = StepLog(writer)
-        self.step_observer = StepWatch(self, self.steps, plan, self._component_line)
+        self._whole = next((route.name for route in plan.routes if route.verbose), None)
+        """The log of a component that gets whole tracebacks; None where nobody asks for them."""
+        self._traced: tuple[int, str] | None = None
         self._taps = Taps(self, follow_run_dir=str(writer.run_dir) if torch_debugs else None)
         self._logs = CompilerLogs(LEVELS[settings.log_level], self._log_line, plan=plan, file_sink=self._component_line)
         # Only where logs were asked for: else nothing is said before the first compile that would be kept.
@@ -103,12 +106,8 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        foreign = self._frames.remove()  # first: it came last, and stands on the same names
+        foreign = self._take_out()
         foreign += self._ways.remove() if self._ways is not None else []
-        foreign += self._taps.remove()
-        self._logs_hook.remove()
-        self._logs.stop()
-        foreign += self._only.remove()
         if self.writer.forked:
             if self._child is not None:
                 self._child.stop(state, exception)
@@ -140,9 +139,25 @@ class Session:
     def watching(self) -> bool:
         return not self._closed
 
-    def listen(self) -> None:
-        """Keep torch's logs from now on, if they are not kept already."""
+    def frame_begins(self) -> bool:
+        if self._closed or not self.everything or self.writer.forked:
+            return False
         self._logs.start()
+        return True
+
+    def step_begins(self, component: str, name: str, detail: str, frame: Frame | None) -> int | None:
+        if self._closed or (frame is None and not self.everything):
+            return None
+        return begin(self.steps, component, name, detail, frame)
+
+    def step_ends(self, step: int | None, error: BaseException | None) -> None:
+        if error is not None and step is not None and self._whole is not None:
+            # Before torch cuts its own frames off for the user; once for each error.
+            before, self._traced = self._traced, (id(error), type(error).__name__)
+            if self._traced != before:
+                text = "".join(traceback.format_exception(error)).rstrip()
+                self._component_line(self._whole, f"graphprobe: the whole traceback, as torch had it:\n{text}")
+        self.steps.end(step, error)
 
     def wants(self, backend: object) -> bool:
         if self._closed:
@@ -222,7 +237,7 @@ class Session:
 
     def aot_compiled(self, frame: Frame, gm: Any, compiled: Any, error: BaseException | None) -> Any:
         model: ModelRecorder = frame.token
-        self.step_observer.step_ends(model.compiling.pop(_direction(frame), None), error)
+        self.step_ends(model.compiling.pop(_direction(frame), None), error)
         if error is not None:
             model.trail(_direction(frame)).failed(frame, "compile", error)
             model.fail(error)
@@ -298,8 +313,6 @@ class Session:
 
     def failed_with(self, what: str, error: BaseException) -> None:
         """`failed`, from an exception in hand."""
-        import traceback
-
         self.failed(what, "".join(traceback.format_exception(error)))
 
     def predict(self, size_bytes: int) -> bool:
@@ -321,14 +334,17 @@ class Session:
         with self._child_lock:
             if self._child is None and self.fork_child is not None:
                 opener, self.fork_child = self.fork_child, None
-                # The parent's taps would tell the child's session everything a second time.
-                self._frames.remove()
-                self._taps.remove()
-                self._logs_hook.remove()
-                self._logs.stop()
-                self._only.remove()
+                self._take_out()  # the parent's taps would tell the child's session everything a second time
                 self._child = opener()
         return self._child
+
+    def _take_out(self) -> list[str]:
+        """Stop to observe, but for ways; returns what somebody else has replaced since."""
+        foreign = self._frames.remove()  # first: it came last, and stands on the same names
+        foreign += self._taps.remove()
+        self._logs_hook.remove()
+        self._logs.stop()
+        return foreign + self._only.remove()
 
     def _write_settings(self) -> None:
         """The settings of the compilers; once more when the first compile has loaded the modules of all of them."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from graphprobe.internals.compiler_logs import LogsPlan
 from graphprobe.internals.context import Frame
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.store import layout
@@ -56,61 +53,6 @@ class StepLog:
         now = time.time_ns()
         lines = [json_line(StepLine(one, now, error=text)) for one in reversed(ended)]
         self._writer.append_text(layout.STEPS, "".join(lines))
-
-
-class Watched(Protocol):
-    """What the taps of steps need of a session."""
-
-    writer: RunWriter
-    everything: bool
-
-    def watching(self) -> bool: ...
-
-    def listen(self) -> None: ...
-
-    def failed(self, what: str, details: str) -> None: ...
-
-
-class StepWatch:
-    """Implements `internals.step_taps.StepObserver` for a session."""
-
-    def __init__(
-        self, session: Watched, steps: StepLog, plan: LogsPlan, component_line: Callable[[str, str], None]
-    ) -> None:
-        """`component_line` gets whole tracebacks, where `plan` asks for those."""
-        self._session = session
-        self._steps = steps
-        self._verbose = next((route.name for route in plan.routes if route.verbose), None)
-        self._line = component_line
-        self._told: tuple[int, str] | None = None
-
-    def frame_begins(self) -> bool:
-        if not self._session.watching() or not self._session.everything or self._session.writer.forked:
-            return False
-        self._session.listen()
-        return True
-
-    def step_begins(self, component: str, name: str, detail: str, frame: Frame | None) -> int | None:
-        if not self._session.watching() or (frame is None and not self._session.everything):
-            return None
-        return begin(self._steps, component, name, detail, frame)
-
-    def step_ends(self, step: int | None, error: BaseException | None) -> None:
-        if error is not None and step is not None and self._verbose is not None:
-            self._whole_traceback(error, self._verbose)
-        self._steps.end(step, error)
-
-    def failed(self, what: str, details: str) -> None:
-        self._session.failed(what, details)
-
-    def _whole_traceback(self, error: BaseException, file: str) -> None:
-        """Before torch cuts its own frames off for the user; once for each error."""
-        identity = (id(error), type(error).__name__)
-        if self._told == identity:
-            return
-        self._told = identity
-        text = "".join(traceback.format_exception(error)).rstrip()
-        self._line(file, f"graphprobe: the whole traceback, as torch had it:\n{text}")
 
 
 def begin(steps: StepLog, component: str, name: str, detail: str, frame: Frame | None) -> int | None:
