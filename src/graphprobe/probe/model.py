@@ -163,7 +163,7 @@ class ModelRecorder:
         if direction in self._lowerings or not callable(compiled):
             return compiled
         trail = self.trail(direction)
-        trail.catch_up(gm, "backend")
+        trail.graph(gm, phase="backend")
         if trail.text != self._given.pop(direction, None) and self.settings.graph_dump != "txt":
             self._backend_graph(direction, gm, "optimized")
         return self._saved(direction, compiled)

@@ -83,12 +83,12 @@ class Trail:
         self._told: set[tuple[int, str]] = set()
 
     def graph(self, gm: Any, *, phase: str, made_by: str | None = None) -> None:
-        """The graph itself; the second time only what changed since is written."""
+        """The graph itself, and what made it, if that is known; the second time only what changed since is written."""
         with self._lock:
             first = self._root is None
             self._root = gm
             if not first:
-                self._catch_up(gm, None, phase)
+                self._catch_up(gm, None, phase, by=made_by)
                 return
             self._watch(None).look(gm)
             snapshot = self._snapshot_of(gm)
@@ -96,13 +96,8 @@ class Trail:
             name = layout.graph_name(self._direction)
             snapshot.file = self._write(layout.graph_file(self._where, number=self._number), snapshot)
             nodes = len(snapshot.names)
-            self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=nodes, message=made_by)
-
-    def made(self, gm: Any, by: str, *, phase: str) -> None:
-        """The graph as something has made it that tells nobody when it begins."""
-        with self._lock:
-            self._root = gm
-            self._catch_up(gm, None, phase, by=by)
+            message = f"by {made_by}" if made_by is not None else None
+            self._event("graph", name, phase=phase, file=snapshot.file, nodes_after=nodes, message=message)
 
     def phase_begins(self, frame: Frame, gm: Any) -> str | None:
         """Catch changes that were made since the last snapshot, and learn which object is the graph now.
@@ -226,11 +221,6 @@ class Trail:
         with self._lock:
             last = self._last.get(None)
             return last.text if last is not None else ""
-
-    def catch_up(self, gm: Any, stage: str) -> None:
-        """Write the graph if it is not as last seen."""
-        with self._lock:
-            self._catch_up(gm, None, stage)
 
     def settle(self) -> None:
         """Let go of the graph and of what is known about it; its files stay, and numbers go on from there."""

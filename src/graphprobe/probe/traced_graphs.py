@@ -40,12 +40,10 @@ class WayRecorder:
             if self.dump is not None:
                 self.dump.begins(graph, gm)
             graph.token = self._begin(_facts(graph))
-            if graph.token is not None:
-                graph.token.trail("traced").graph(gm, phase=graph.kind, made_by=f"by {graph.made_by}")
-            return
-        graph.token = graph.before.token
+        else:
+            graph.token = graph.before.token
         if graph.token is not None:
-            graph.token.trail("traced").made(gm, graph.made_by, phase=graph.kind)
+            graph.token.trail("traced").graph(gm, phase=graph.kind, made_by=graph.made_by)
 
     def way_compiles(self, graph: WayGraph) -> Frame | None:
         """What Inductor does belongs to the model."""
