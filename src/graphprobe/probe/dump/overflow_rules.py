@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-from graphprobe.engine.tensor_stats import readable, stats_of
+from graphprobe.engine.tensor_stats import readable, stats_of, text_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import span_of
 from graphprobe.probe.dump.running import Values
 from graphprobe.probe.dump.traits import OpTraits, Signs, largest
+from graphprobe.store.dump_reader import OutputProblem
 
 SKIPPED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "set_")
 """Ops whose outputs hold whatever was there before."""
@@ -215,7 +216,7 @@ def summaries(values: Values) -> list[FloatSummary]:
     return found
 
 
-def elements(tensor: torch.Tensor, problem: BadOutput) -> dict[str, Any]:
+def elements(tensor: torch.Tensor, problem: BadOutput) -> OutputProblem:
     """How many elements of an output show a problem, and the first of them by index. Waits for the device."""
     with quiet():
         plain = readable(tensor).to("cpu")
@@ -228,27 +229,17 @@ def elements(tensor: torch.Tensor, problem: BadOutput) -> dict[str, Any]:
             end = torch.inf if problem.kind == "inf" else limit_of(tensor.dtype)
             hit = values == (end if problem.sign == "+" else -end)
         where = hit.nonzero()
-        return {
-            "output": problem.slot,
-            "kind": problem.kind,
-            "sign": problem.sign,
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": list(tensor.shape),
-            "elements": int(hit.sum()),
-            "of": tensor.numel(),
-            "first": where[:MOST_ELEMENTS].tolist(),
-        }
+        first, count = where[:MOST_ELEMENTS].tolist(), int(hit.sum())
+        about = problem.slot, problem.kind, problem.sign, text_of(tensor.dtype), list(tensor.shape)
+        return OutputProblem(*about, count, tensor.numel(), first)
 
 
-def in_words(problems: Sequence[dict[str, Any]]) -> str:
+def in_words(problems: Sequence[OutputProblem]) -> str:
     """What `elements` found of outputs, as a text."""
     parts = []
     for found in problems:
-        what = {
-            "nan": "NaN",
-            "inf": f"{found['sign']}inf",
-            "saturated": f"the {'largest' if found['sign'] == '+' else 'lowest'} {found['dtype']}",
-        }[found["kind"]]
-        first = f", first at {found['first'][0]}" if found["first"] else ""
-        parts.append(f"{found['output']} has {what} in {found['elements']} of {found['of']} elements{first}")
+        end = f"the {'largest' if found.sign == '+' else 'lowest'} {found.dtype}"
+        what = {"nan": "NaN", "inf": f"{found.sign}inf", "saturated": end}[found.kind]
+        first = f", first at {found.first[0]}" if found.first else ""
+        parts.append(f"{found.output} has {what} in {found.elements} of {found.of} elements{first}")
     return "; ".join(parts)

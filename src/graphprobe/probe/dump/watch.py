@@ -18,22 +18,13 @@ from graphprobe.probe.dump.running import DumpGraph, GraphCall, GraphOp, OpExecu
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
 from graphprobe.probe.dump.tensors import is_tensor, leaves, read_back
 from graphprobe.select import LayerMatcher
+from graphprobe.store.dump_reader import Elements
 from graphprobe.store.dump_records import Side
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.files import ByteBudget
 
 COPY_BYTES = 256 << 20
 """Copies of watched values; of what is over, digests are kept, which tell that something changed and not where."""
-
-
-class Change(NamedTuple):
-    """What differs from what the producer wrote: elements of the value in row-major order, None when only a digest was
-    kept."""
-
-    first: int | None
-    last: int | None
-    changed: int | None
-    of: int
 
 
 class WatchedValue:
@@ -102,7 +93,7 @@ class WatchedValue:
         """Whether it can be looked at without waiting for a device."""
         return self.where.device.type == "cpu"
 
-    def compare(self) -> Change | torch.Tensor | None:
+    def compare(self) -> Elements | torch.Tensor | None:
         """What has changed, or None. Of what is on a device, numbers for `change_from_row`, without waiting for it."""
         now = self.where.tensor()
         if now is None:
@@ -111,7 +102,7 @@ class WatchedValue:
             if self._copy is None:
                 if self.on_cpu:
                     same = stats_of(now).digest == self._digest
-                    return None if same else Change(None, None, None, self.elements)
+                    return None if same else Elements(None, None, None, self.elements)
                 differs = (stats_async(now) != self._digest).any().to(torch.int64)
                 return torch.stack([-differs, differs - 1, differs - 1])
             bits = _bytes(now)
@@ -136,12 +127,12 @@ class WatchedValue:
                 self._digest = stats_of(tensor).digest if self.on_cpu else stats_async(tensor)
 
 
-def change_from_row(row: Sequence[float], elements: int) -> Change | None:
+def change_from_row(row: Sequence[float], elements: int) -> Elements | None:
     """What the numbers of `WatchedValue.compare` say, once they are on the host."""
     count, first, last = map(int, row)
     if not count:
         return None
-    return Change(first, last, count, elements) if count > 0 else Change(None, None, None, elements)
+    return Elements(first, last, count, elements) if count > 0 else Elements(None, None, None, elements)
 
 
 def watch(
@@ -394,7 +385,7 @@ class WatchObserver(FindingObserver):
             if value is not None and (value.memory, value.begin, value.name) not in known:
                 call.values.append(value)
 
-    def _report(self, call: GraphCall, found: _Suspicion, change: Change) -> None:
+    def _report(self, call: GraphCall, found: _Suspicion, change: Elements) -> None:
         value, culprit = found.value, found.culprit
         how = (
             "which shares its memory by a wrong reuse" if found.declared else "which does not say that it writes there"
@@ -413,17 +404,17 @@ class WatchObserver(FindingObserver):
             declared=found.declared,
             intact_after=intact,
             victim=_victim_facts(value),
-            elements=change._asdict(),
+            elements=change,
             seq=self._evidence(call, found, text),
         )
 
-    def _report_outside(self, graph: DumpGraph, step: int, value: WatchedValue, change: Change) -> None:
+    def _report_outside(self, graph: DumpGraph, step: int, value: WatchedValue, change: Elements) -> None:
         text = (
             f"{_victim(value)}, which the program still holds, was overwritten outside of any op: {_range(change)}, "
             f"before step {step} of {graph}, by no operator of the program. A CUDA graph that is replayed writes its "
             "outputs to the same memory each time: clone what is kept"
         )
-        facts = {"victim": _victim_facts(value), "elements": change._asdict()}
+        facts = {"victim": _victim_facts(value), "elements": change}
         self.finding(text, same=(value.op, value.slot), model=graph.model.name, step=step, culprit=None, **facts)
 
     def _evidence(self, call: GraphCall, found: _Suspicion, text: str) -> int | None:
@@ -471,7 +462,7 @@ def _victim_facts(value: WatchedValue) -> dict[str, Any]:
     return {**facts_of_op(value.op), "slot": value.slot, "value": value.name, "written_in_step": value.step}
 
 
-def _range(change: Change) -> str:
+def _range(change: Elements) -> str:
     if change.changed is None:
         return f"some of {change.of} elements (only a digest was kept)"
     return f"elements {change.first} to {change.last}, {change.changed} of {change.of} changed"
