@@ -14,7 +14,7 @@ from graphprobe.records import Manifest, TensorMeta
 from graphprobe.store.diagnosis_file import read_diagnosed
 from graphprobe.store.dump_records import DumpManifest, DumpValue, OpInfo, Place, Side, dump_manifest_from_run
 from graphprobe.store.dump_writer import DumpWriter
-from graphprobe.store.foreign.ptdbg_write import write_ptdbg
+from graphprobe.store.foreign.ptdbg import write_ptdbg
 from graphprobe.store.step_file import StepRecord
 from graphprobe.store.writer import RunWriter
 

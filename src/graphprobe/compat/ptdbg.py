@@ -231,7 +231,7 @@ def parse(pkl: str | os.PathLike[str], module_name: str) -> None:
 def _slot_label(call: CallName, slot: str, direction: str) -> str:
     """`21_Torch_norm_forward_input.0`; `linear.3.forward input.0` for a call of another format."""
     from graphprobe.store.foreign.names import ptdbg_name
-    from graphprobe.store.foreign.ptdbg_write import slot_name
+    from graphprobe.store.foreign.ptdbg import slot_name
 
     if ptdbg_name(call.label) is None:
         return f"{call.label} {slot}"

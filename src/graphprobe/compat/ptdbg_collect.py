@@ -16,7 +16,7 @@ from graphprobe.store.calls import Call, CallSlot
 from graphprobe.store.foreign.names import PtdbgName, ptdbg_name
 
 if TYPE_CHECKING:
-    from graphprobe.store.foreign.ptdbg_write import WrittenName
+    from graphprobe.store.foreign.ptdbg import WrittenName
 
 
 MODES = {1: "all", 2: "list", 3: "range", 4: "stack"}
@@ -239,7 +239,7 @@ class Collecting:
     def __init__(self, pkl: Path, scope: Scope, dump_step: int) -> None:
         """Begin. Raises UsageError while another dump runs."""
         from graphprobe.probe.api.dump import dump
-        from graphprobe.store.foreign.ptdbg_write import timestamped
+        from graphprobe.store.foreign.ptdbg import timestamped
 
         pkl = file_of_rank(pkl)
         self._pkl, self._scope, self._dump_step = pkl, scope, dump_step
@@ -261,7 +261,7 @@ class Collecting:
     def finish(self) -> Path:
         """End, and write the files. Returns the folder of the values. Raises OSError; what was collected stays then."""
         from graphprobe.store.api_reader import open_api_dump
-        from graphprobe.store.foreign.ptdbg_write import write_ptdbg
+        from graphprobe.store.foreign.ptdbg import write_ptdbg
 
         self._dumper.close()
         found = open_api_dump(self.folder)

@@ -227,10 +227,7 @@ def _load(target: Target) -> tuple[Array, str, str]:
         value = LoadedValue(file, slot)
         array, note = value.array_and_conversion()
         return array, value.meta.dtype, note
-    try:
-        array = mapped_npy(target.source)
-    except ValueError as error:
-        raise SchemaError(f"{target.source} cannot be read as a .npy file: {error}") from error
+    array = mapped_npy(target.source)
     return array, str(array.dtype), ""
 
 

@@ -24,7 +24,7 @@ from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_stat
 from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord
 from graphprobe.store.files import MOST_LINE_BYTES, open_file, read_file
 from graphprobe.store.reader import State, manifest_of_dump, state_of, told_of_dumps
-from graphprobe.store.schema import UNREADABLE, lines_from, lines_of
+from graphprobe.store.schema import UNREADABLE, lines_of
 
 _LEVELS_ABOVE = 4
 """How far a data folder lies below its time folder."""
@@ -521,13 +521,7 @@ def findings_at(path: Path) -> tuple[list[Found], list[str]]:
 
 
 def _lines(folder: Path, problems: list[str]) -> Iterator[Found]:
-    file = folder / FINDINGS
-    try:
-        data = read_file(file)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        problems.append(f"{file} cannot be read: {error.strerror}")
-        return
-    for _, line in lines_from(data, FindingLine, name=str(file), noun="finding", problems=problems):
-        yield Found(folder, line)
+    decoder = msgspec.json.Decoder(FindingLine)
+    if (file := folder / FINDINGS).exists():
+        for _, _, line in lines_of(file, decoder, tell=problems.append, noun="finding"):
+            yield Found(folder, line)

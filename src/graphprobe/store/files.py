@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
 MOST_LINE_BYTES = 64 << 20
 """Of a line of a file that is read line by line."""
-_HEAD_BYTES, _TAIL_BYTES = 4 << 10, 64 << 10
+_HEAD_BYTES, _TAIL_BYTES, _BUFFER_BYTES = 4 << 10, 64 << 10, 1 << 20
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -166,18 +166,20 @@ def check_regular(path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
 
 
-def open_file(path: str | os.PathLike[str], *, buffer_bytes: int = -1) -> BinaryIO:
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that anybody may have written, for reading. Raises OSError, also where it is no regular file."""
     check_regular(path)
-    return open(path, "rb", buffering=buffer_bytes)
+    return open(path, "rb")
 
 
-def lines_in(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file that anybody may have written; raises OSError at one that is too long to be one."""
-    while line := file.readline(MOST_LINE_BYTES):
-        if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
-            raise OSError(errno.EFBIG, f"a line has more than {MOST_LINE_BYTES} bytes")
-        yield line
+def lines_at(path: Path) -> Iterator[bytes]:
+    """The lines of a file that anybody may have written; raises OSError, also at one that is too long to be one."""
+    check_regular(path)
+    with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+        while line := file.readline(MOST_LINE_BYTES):
+            if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
+                raise OSError(errno.EFBIG, f"a line has more than {MOST_LINE_BYTES} bytes")
+            yield line
 
 
 def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_bytes: int = MOST_BYTES) -> bytes:
@@ -191,10 +193,9 @@ def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_b
     Raises:
         OSError: it cannot be read, is no regular file, is too large, or lies outside `below`.
     """
-    check_regular(path)
     if below is not None and not Path(path).resolve().is_relative_to(below.resolve()):
         raise OSError(errno.EACCES, f"it is a link that leads out of {below}", os.fspath(path))
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > most_bytes:
             raise OSError(errno.EFBIG, f"it has {size_bytes} bytes, and at most {most_bytes} are read", os.fspath(path))

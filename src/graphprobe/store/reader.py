@@ -28,7 +28,7 @@ from graphprobe.store import layout
 from graphprobe.store.files import read_file, read_or_refuse
 from graphprobe.store.layout import addresses_from_events, bare_address, find_address
 from graphprobe.store.manifest import DumpedManifest
-from graphprobe.store.schema import UNREADABLE, check_version, lines_from, read_manifest
+from graphprobe.store.schema import UNREADABLE, check_version, lines_of, read_manifest
 
 State = Literal["running", "finished", "failed", "killed"]
 
@@ -322,14 +322,9 @@ class Run(ShowsItself):
         return PassPair(event=event, before=before, after=before if event.path is None else event)
 
     def _read_events(self) -> Iterator[Event]:
-        path = self.tool_dir / layout.EVENTS
-        try:
-            data = read_file(path)
-        except OSError as error:
-            self.problems.append(f"{layout.EVENTS} cannot be read: {error.strerror}")
-            return
-        expected = 0
-        for number, event in lines_from(data, Event, name=layout.EVENTS, noun="event", problems=self.problems):
+        path, decoder, expected = self.tool_dir / layout.EVENTS, msgspec.json.Decoder(Event), 0
+        lines = lines_of(path, decoder, tell=self.problems.append, name=layout.EVENTS, noun="event")
+        for number, _, event in lines:
             if event.seq != expected:
                 self.problems.append(f"{layout.EVENTS} line {number} has seq {event.seq}, expected {expected}")
             expected = event.seq + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,10 @@ import msgspec
 
 from graphprobe.errors import SchemaError
 from graphprobe.records import SCHEMA_VERSION, Manifest
-from graphprobe.store.files import lines_in, open_file
+from graphprobe.store.files import lines_at
 
 T = TypeVar("T")
 
-_BUFFER_BYTES = 1 << 20
 _LINES_TOGETHER = 128
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -58,45 +58,38 @@ def check_version(version: object, known: int, *, path: object, what: str = "") 
         )
 
 
-def lines_from(data: bytes, form: type[T], *, name: str, noun: str, problems: list[str]) -> Iterator[tuple[int, T]]:
-    """The lines of a file with their numbers; `problems` says which cannot be read, by the file's `name`."""
-    decode = msgspec.json.Decoder(form).decode
-    pieces = data.split(b"\n")
-    for number, piece in enumerate(pieces, start=1):
-        if not piece:
-            continue
-        try:
-            yield number, decode(piece)
-        except UNREADABLE as error:
-            torn = number == len(pieces)
-            why = "is cut off, as by a killed process or a full disk" if torn else f"is no {noun}: {error}"
-            problems.append(f"{name} line {number} {why}")
-
-
 def lines_of(
-    path: Path, decoder: msgspec.json.Decoder[T], *, tell: Callable[[str], object]
+    source: Path | bytes,
+    decoder: msgspec.json.Decoder[T],
+    *,
+    tell: Callable[[str], object],
+    name: str = "",
+    noun: str = "record",
 ) -> Iterator[tuple[int, int, T]]:
-    """The lines of a file of any length: number, place in bytes, record; `tell` is told which cannot be read."""
-    offset, found = 0, []
+    """The lines of a file of any length, or of its content: number, place in bytes, record.
+
+    `tell` is told which cannot be read, by `name`, or else by the path.
+    """
+    offset, found, name = 0, [], name or str(source)
     try:
-        with open_file(path, buffer_bytes=_BUFFER_BYTES) as file:
-            for number, line in enumerate(lines_in(file), start=1):
-                try:
-                    found.append((number, offset, decoder.decode(line)))
-                except UNREADABLE as error:
+        lines = io.BytesIO(source) if isinstance(source, bytes) else lines_at(source)
+        for number, line in enumerate(lines, start=1):
+            try:
+                found.append((number, offset, decoder.decode(line)))
+            except UNREADABLE as error:
+                yield from found
+                found = []
+                if line.strip():
                     torn = not line.endswith(b"\n")
-                    yield from found
-                    found = []
-                    if line.strip():
-                        why = "is cut off, as by a killed process" if torn else f"is no record: {error}"
-                        tell(f"{path} line {number} {why}")
-                offset += len(line)
-                # Some lines at a time: decoding many goes faster than decoding one between other things.
-                if len(found) == _LINES_TOGETHER:
-                    yield from found
-                    found = []
+                    why = "is cut off, as by a killed process or a full disk" if torn else f"is no {noun}: {error}"
+                    tell(f"{name} line {number} {why}")
+            offset += len(line)
+            # Some lines at a time: decoding many goes faster than decoding one between other things.
+            if len(found) == _LINES_TOGETHER:
+                yield from found
+                found = []
     except OSError as error:
-        tell(f"{path} cannot be read: {error.strerror}")
+        tell(f"{name} cannot be read: {error.strerror}")
     yield from found
 
 

@@ -9,7 +9,7 @@ from graphprobe.records import Int64
 from graphprobe.store import layout
 from graphprobe.store.files import read_or_refuse
 from graphprobe.store.reader import Run
-from graphprobe.store.schema import lines_from
+from graphprobe.store.schema import lines_of
 
 
 class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,7 +65,8 @@ def read_steps(run: Run) -> list[StepRecord]:
     hint = "the run compiled nothing, or a graphprobe without steps wrote it, or its budget left no room"
     data = read_or_refuse(run.tool_dir / layout.STEPS, ArtifactNotFoundError, hint=hint)
     found: dict[int, StepRecord] = {}
-    for _, line in lines_from(data, StepLine, name=layout.STEPS, noun="step", problems=run.problems):
+    decoder = msgspec.json.Decoder(StepLine)
+    for _, _, line in lines_of(data, decoder, tell=run.problems.append, name=layout.STEPS, noun="step"):
         if line.component is not None and line.name is not None:
             known = {name: getattr(line, name) for name in StepRecord.__struct_fields__ if hasattr(line, name)}
             found[line.step] = StepRecord(**known, begin_ns=line.time_ns)

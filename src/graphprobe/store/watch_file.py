@@ -14,7 +14,7 @@ from graphprobe.records import Int64
 from graphprobe.store import layout
 from graphprobe.store.files import read_file, read_or_refuse
 from graphprobe.store.reader import Run
-from graphprobe.store.schema import UNREADABLE, check_version, lines_from
+from graphprobe.store.schema import UNREADABLE, check_version, lines_of
 
 ANSWER_SCHEMA = DRIFT_SCHEMA = 1
 
@@ -209,8 +209,9 @@ def read_observations(run: Run) -> list[StepObservation]:
     """
     hint = "observe the steps of a program: graphprobe watch SCRIPT"
     data = read_or_refuse(run.tool_dir / layout.WATCH, ArtifactNotFoundError, hint=hint)
-    found = lines_from(data, StepObservation, name=layout.WATCH, noun="observation", problems=run.problems)
-    return [line for _, line in found]
+    decoder = msgspec.json.Decoder(StepObservation)
+    found = lines_of(data, decoder, tell=run.problems.append, name=layout.WATCH, noun="observation")
+    return [line for _, _, line in found]
 
 
 def read_answer(run: Run) -> WatchAnswer | None:

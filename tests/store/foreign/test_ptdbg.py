@@ -15,8 +15,7 @@ from graphprobe.store.foreign.names import (
     ptdbg_name,
     source_of,
 )
-from graphprobe.store.foreign.ptdbg import EDGE, PtdbgDump
-from graphprobe.store.foreign.ptdbg_write import sample, write_ptdbg
+from graphprobe.store.foreign.ptdbg import EDGE, PtdbgDump, sample, write_ptdbg
 from store.foreign_dumps import example
 
 STACK = [["/x/site-packages/torch/functional.py", "9", "norm", "return f(x)"], ["net.py", "4", "forward", "norm(x)"]]
@@ -199,7 +198,7 @@ def test_values_that_are_no_longer_what_the_line_says(tmp_path: Path) -> None:
     with pytest.raises(ArtifactNotFoundError, match="bfloat16 cannot hold"):
         dump.values(calls[1], calls[1].slots[0])
     (folder / "1_Functional_linear_forward_output.0.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(ArtifactNotFoundError, match="cannot read"):
+    with pytest.raises(ArtifactNotFoundError, match="cannot be read"):
         dump.values(calls[0], calls[0].slots[2])
 
 

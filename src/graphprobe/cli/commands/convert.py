@@ -81,7 +81,7 @@ def command(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, jso
 def _export(paths: tuple[Path, ...], out: Path | None, force: bool, json_to: JsonTo) -> None:
     """Write one dump, in any format that `graphprobe compare` reads, in ptdbg's layout, values beside the text."""
     from graphprobe.compare.open import open_dump
-    from graphprobe.store.foreign.ptdbg_write import write_ptdbg
+    from graphprobe.store.foreign.ptdbg import write_ptdbg
 
     if len(paths) != 1:
         raise UsageError(f"--to ptdbg takes one dump, {len(paths)} are given", hint="convert them one by one")

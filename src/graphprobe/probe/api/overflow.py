@@ -37,7 +37,7 @@ from graphprobe.store.calls import CallDirection
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes
 from graphprobe.store.dump_queue import CopyPool
 from graphprobe.store.foreign.names import foreign_from_api
-from graphprobe.store.foreign.ptdbg_write import PtdbgWriter, timestamped
+from graphprobe.store.foreign.ptdbg import PtdbgWriter, timestamped
 
 _MOST_VALUES = 1 << 24
 """A larger tensor is not looked through for being a mask of ones and zeros."""

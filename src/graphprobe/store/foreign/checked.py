@@ -38,12 +38,12 @@ _NOT_NPY = (OSError, ValueError, TypeError, EOFError, SyntaxError, SystemError, 
 
 
 def mapped_npy(path: Path) -> npt.NDArray[Any]:
-    """The array of a `.npy` file, mapped; raises ValueError for anything else. Nothing is unpickled or unpacked."""
+    """The array of a `.npy` file, mapped; raises ArtifactNotFoundError for anything else. Nothing is unpickled."""
     try:
         check_regular(path)
         array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except _NOT_NPY as error:
-        raise ValueError(str(error)) from error
+        raise ArtifactNotFoundError(f"{path} cannot be read as a .npy file: {error}") from error
     return array
 
 

@@ -63,7 +63,6 @@ class _Head(msgspec.Struct):
     task: str | None = None
     level: str | None = None
     framework: str | None = None
-    dump_data_dir: str | None = None
 
 
 _TEXTS = tuple(name for name in _Head.__struct_fields__ if name != "data")
@@ -155,11 +154,7 @@ class MsprobeDump:
             raise ArtifactNotFoundError(f"{call.label} {slot.name} has no values in {self.title}")
         path = folder / TENSORS / slot.value
         if path.suffix == ".npy":
-            try:
-                array = mapped_npy(path)
-            except ValueError as error:
-                raise ArtifactNotFoundError(f"cannot read {path}: {error}") from error
-            return bits_from_values(array, slot.meta.dtype)
+            return bits_from_values(mapped_npy(path), slot.meta.dtype)
         bits, dtype = read_tensor(path)
         if dtype != slot.meta.dtype or bits.shape != slot.meta.shape:
             raise ArtifactNotFoundError(
