@@ -15,9 +15,8 @@ import torch
 from graphprobe.errors import UsageError
 from graphprobe.internals.operators.api_calls import BackwardRuns, put_back, take_out
 from graphprobe.probe import environment
-from graphprobe.probe.api.compiled import CallWatch, CompiledWatch, TorchWatch
 from graphprobe.probe.api.hooks import ModuleWatch, OptimizerWatch
-from graphprobe.probe.api.patched import ApiMode, PatchedCalls
+from graphprobe.probe.api.patched import ApiMode, CallWatch, CompiledWatch, PatchedCalls, TorchWatch
 from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, arguments_from_file, plan_from_arguments
 from graphprobe.probe.api.session import ApiSession
 from graphprobe.report.document import Command, Content, DocumentVerdict, Facts, Tone, counted
@@ -202,11 +201,7 @@ def dump(
     given = {name: value for name, value in locals().items() if value is not None and name not in ("model", "config")}
     arguments = (arguments_from_file(os.fspath(config)) if config is not None else {}) | given
     plan = plan_from_arguments(arguments)
-    _check_model(model)
-    return ApiDumper(plan, model=model)
-
-
-def _check_model(model: Any) -> None:
     several = list(model.values()) if isinstance(model, Mapping) else [model]
     if model is not None and not all(isinstance(one, torch.nn.Module) for one in several):
         raise UsageError(f"model is a {type(model).__name__}: expected a torch.nn.Module, or several by name")
+    return ApiDumper(plan, model=model)
