@@ -20,8 +20,7 @@ from graphprobe.internals.ir.records import IRBuffer, IRGraph, IRNode, NodeOrigi
 from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import fx_py_source
 from graphprobe.probe.formats.fx_text import fingerprint, graph_text
-from graphprobe.probe.formats.onnx_text import fx_pbtxt, ir_pbtxt
-from graphprobe.probe.views import ir_text
+from graphprobe.probe.views import fx_pbtxt, ir_pbtxt, ir_text
 
 from .compiled import PROGRAMS, Stages, parse_onnx
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -93,34 +93,6 @@ if __name__ == "__main__":
 """
 
 
-def module_text(
-    module: torch.nn.Module, path: str, literals: Literals, tensor: Callable[[str, torch.Tensor], str]
-) -> str:
-    """An expression that makes the module again without calling its constructor.
-
-    Args:
-        tensor: keeps a tensor under its path and returns the expression that fetches it.
-
-    Raises:
-        Unreproducible: the class cannot be found elsewhere, an attribute has no source text, or it has hooks.
-    """
-    cls = literals.callable(type(module))
-    if any(getattr(module, name) for name in _HOOKS if name in module.__dict__):
-        raise Unreproducible(f"{type(module).__qualname__} has hooks")
-    plain = {name: value for name, value in module.__dict__.items() if name not in _OWN}
-    tensors = [
-        f"{name!r}: ({kind!r}, {'None' if value is None else tensor(f'{path}.{name}', value)})"
-        for kind, held in (("parameter", module._parameters), ("buffer", module._buffers))
-        for name, value in held.items()
-    ]
-    children = [
-        f"{name!r}: {'None' if child is None else module_text(child, f'{path}.{name}', literals, tensor)}"
-        for name, child in module._modules.items()
-    ]
-    attributes = literals.text(plain, {})
-    return f"module({cls}, {attributes}, {{{', '.join(tensors)}}}, {{{', '.join(children)}}})"
-
-
 class GraphSource:
     """The functions that rebuild a graph module and the graph modules it calls, and what they stand on."""
 
@@ -187,12 +159,33 @@ class GraphSource:
             return [f"    attach(root, {target!r}, {self.tensor(path, found)})"]
         try:
             if isinstance(found, torch.nn.Module):
-                made = module_text(found, path, self.literals, self.tensor)
-                return [f"    attach(root, {target!r}, {made})"]
+                return [f"    attach(root, {target!r}, {self._module(found, path)})"]
             return [f"    attach(root, {target!r}, {self.literals.text(found, {})})"]
         except Unreproducible as reason:
             self.problem(f"{path}: {reason}")
             return []
+
+    def _module(self, module: torch.nn.Module, path: str) -> str:
+        """An expression that makes the module again without calling its constructor.
+
+        Raises:
+            Unreproducible: the class cannot be found elsewhere, an attribute has no source text, or it has hooks.
+        """
+        cls = self.literals.callable(type(module))
+        if any(getattr(module, name) for name in _HOOKS if name in module.__dict__):
+            raise Unreproducible(f"{type(module).__qualname__} has hooks")
+        plain = {name: value for name, value in module.__dict__.items() if name not in _OWN}
+        tensors = [
+            f"{name!r}: ({kind!r}, {'None' if value is None else self.tensor(f'{path}.{name}', value)})"
+            for kind, held in (("parameter", module._parameters), ("buffer", module._buffers))
+            for name, value in held.items()
+        ]
+        children = [
+            f"{name!r}: {'None' if child is None else self._module(child, f'{path}.{name}')}"
+            for name, child in module._modules.items()
+        ]
+        attributes = self.literals.text(plain, {})
+        return f"module({cls}, {attributes}, {{{', '.join(tensors)}}}, {{{', '.join(children)}}})"
 
     def code(self, constants: str) -> list[str]:
         """Texts that define `build()`, behind those of `replay`; `constants`: an expression for the file's path."""

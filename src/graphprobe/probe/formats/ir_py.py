@@ -221,15 +221,11 @@ def _rows(ir: IRGraph) -> list[tuple[Any, ...]]:
         (
             node.name,
             node.kind,
-            list(node.members),
-            [(out.name, out.dtype, _list(out.shape), _list(out.stride), out.device) for out in node.outputs],
+            node.members,
+            [(out.name, out.dtype, out.shape, out.stride, out.device) for out in node.outputs],
         )
         for node in ir.nodes
     ]
-
-
-def _list(values: tuple[str, ...] | None) -> list[str] | None:
-    return None if values is None else list(values)
 
 
 def _body(name: str, opening: str, lines: Sequence[str], closing: str) -> str:

@@ -35,11 +35,15 @@ PUBLIC: tuple[tuple[str, object], ...] = (
 )
 
 
-def input_meta(value: object) -> object:
-    """A tensor's shape, stride, dtype, device as a dict, symbolic sizes by their hints; a number as itself; else None.
+def input_metas(values: Sequence[object]) -> list[object]:
+    """A tensor's shape, stride, dtype, device as a dict, symbolic sizes by their hints; numbers as they are; else None.
 
     An unbacked size, which has no hint, becomes 2.
     """
+    return list(map(_input_meta, values))
+
+
+def _input_meta(value: object) -> object:
     if isinstance(value, torch.Tensor):
         strided = value.layout is torch.strided
         return {
@@ -52,11 +56,6 @@ def input_meta(value: object) -> object:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return _number(value)
     return value if isinstance(value, (bool, int, float, str)) else None
-
-
-def input_metas(values: Sequence[object]) -> list[object]:
-    """`input_meta` of each."""
-    return [input_meta(value) for value in values]
 
 
 def _number(value: object) -> int | float | bool:
