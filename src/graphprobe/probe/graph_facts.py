@@ -37,6 +37,8 @@ NO_SOURCE = ("placeholder", "output")
 
 Runs = tuple[GraphRuns, ...]
 
+_place = lru_cache(maxsize=4096)(place_in)
+
 
 def graphs_in(gm: fx.GraphModule) -> list[tuple[str, fx.GraphModule]]:
     """The graph module and those nested in it, each with its path."""
@@ -83,11 +85,6 @@ def _source(node: fx.Node) -> NodeSource | None:
     file, line, function, code = _place(node.stack_trace or "")
     module = module_of(node) or ""
     return NodeSource(file, line, function, code, module) if file or module else None
-
-
-@lru_cache(maxsize=4096)
-def _place(trace: str) -> tuple[str, int, str, str]:
-    return place_in(trace)
 
 
 def _argument(value: Any) -> Argument:

@@ -54,12 +54,8 @@ class Snapshot(msgspec.Struct):
         return self.file.path if self.file is not None else None
 
 
-class PassStarted(msgspec.Struct, frozen=True):
-    """What is kept from the start of a pass to its end."""
-
-    last: Snapshot
-    started_ns: int
-    label: str | None
+PassStarted = tuple[Snapshot, int, str | None]
+"""From the start of a pass to its end: the last snapshot, the time in nanoseconds, which nested graph it works on."""
 
 
 class Trail:
@@ -143,19 +139,19 @@ class Trail:
             if label is None and self._root is None:
                 self.graph(gm, phase=frame.phase or "")
             last = self._catch_up(gm, label, f"before_{name}")
-            return PassStarted(last, time.perf_counter_ns(), label)
+            return last, time.perf_counter_ns(), label
 
     def pass_ends(
         self, frame: Frame, gm: Any, name: str, started: PassStarted, error: BaseException | None, subsystem: str | None
     ) -> None:
-        elapsed = time.perf_counter_ns() - started.started_ns
+        last, started_ns, label = started
+        elapsed = time.perf_counter_ns() - started_ns
         with self._lock:
-            label = started.label
             if error is not None:
                 self.failed(frame, name, error, label=label, elapsed_ns=elapsed)
                 return
             snapshot = self._snapshot(gm, label, name)
-            changed = snapshot.text != started.last.text
+            changed = snapshot.text != last.text
             self._event(
                 "pass",
                 name,
@@ -164,10 +160,10 @@ class Trail:
                 pass_name=name,
                 changed=changed,
                 file=snapshot.file if changed else None,
-                before=started.last.path,
+                before=last.path,
                 elapsed_ns=elapsed,
                 subsystem=subsystem,
-                **_counts(started.last.names, snapshot.names),
+                **_counts(last.names, snapshot.names),
             )
 
     def failed(

@@ -28,7 +28,7 @@ from graphprobe.internals.observer import FrameFacts
 from graphprobe.internals.taps import Taps
 from graphprobe.probe import environment
 from graphprobe.probe.frames.on_failure import FrameWatch
-from graphprobe.probe.step_log import StepLog, begin, begin_pass
+from graphprobe.probe.step_log import StepLog, begin
 from graphprobe.records import CompilerSettings, Where
 from graphprobe.settings import Settings
 from graphprobe.store import layout
@@ -254,7 +254,9 @@ class Session:
 
     def pass_begins(self, frame: Frame, gm: Any, name: str, subsystem: str | None) -> object:
         begun = self._trail(frame).pass_begins(frame, gm, name)
-        return begun, subsystem, begin_pass(self.steps, frame, name)
+        detail = f"pass of {frame.phase}" if frame.phase else "pass"
+        detail += f", on {frame.subgraph}" if frame.subgraph else ""
+        return begun, subsystem, begin(self.steps, "inductor", name, detail, frame)
 
     def pass_ends(self, frame: Frame, gm: Any, name: str, started: Any, error: BaseException | None) -> None:
         begun, subsystem, step = started
@@ -423,21 +425,15 @@ def open_session(
         except Exception as error:
             warnings.warn(f"graphprobe: no run for forked process {os.getpid()}: {error}", GraphprobeWarning, 2)
             return None
-        _close_with_process(child)
+        # A child of `multiprocessing` leaves without running `atexit`; it has a list of its own.
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            util.Finalize(None, child.stop, exitpriority=-100)  # after the program's own
         child.writer.note(f"forked from process {os.getppid()}, whose run is {writer.run_dir.name}")
         return child
 
     session.fork_child = open_child
     session.start()
     return session
-
-
-def _close_with_process(child: Session) -> None:
-    """A child of `multiprocessing` leaves without running `atexit`; it has a list of its own."""
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        # Rank -100: after the program's own.
-        util.Finalize(None, child.stop, exitpriority=-100)
 
 
 def append_fact(writer: RunWriter, path: str, line: str) -> None:

@@ -69,12 +69,6 @@ def begin(steps: StepLog, component: str, name: str, detail: str, frame: Frame |
     )
 
 
-def begin_pass(steps: StepLog, frame: Frame, name: str) -> int | None:
-    """A pass begins."""
-    where = f"pass of {frame.phase}" if frame.phase else "pass"
-    return begin(steps, "inductor", name, f"{where}, on {frame.subgraph}" if frame.subgraph else where, frame)
-
-
 def _described(error: BaseException) -> str:
     """The first paragraph on one line; the traceback is in the failure's file."""
     try:
