@@ -20,6 +20,7 @@ from graphprobe.internals.compile_timing import CompileTiming, OpenSpan
 from graphprobe.internals.compiler_settings import own_passes
 from graphprobe.report.notebook import html_of, text_of
 from graphprobe.report.profile_document import print_profile
+from graphprobe.store.files import file_to_write
 
 
 class _Active:
@@ -128,25 +129,20 @@ class profile:  # noqa: N801  # used like a function, as contextlib's are
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the profile as JSON; raises UsageError where the file exists, unless `force`."""
-        write_profile(self.result, target := _target(path, force))
+        target = file_to_write(os.fspath(path), named=os.fspath(path), force=force, by="force=True")
+        write_profile(self.result, target)
         return target
 
     def save_trace(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a Chrome trace, for chrome://tracing and ui.perfetto.dev; errors as `save`."""
-        export_profile(self.result, target := _target(path, force))
+        target = file_to_write(os.fspath(path), named=os.fspath(path), force=force, by="force=True")
+        export_profile(self.result, target)
         return target
 
     def _started(self) -> CompileTiming:
         if self._timing is None:
             raise UsageError("the profile has not been started", hint="with graphprobe.profile() as p: ...")
         return self._timing
-
-
-def _target(path: str | os.PathLike[str], force: bool) -> Path:
-    target = Path(path)
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists already", hint="remove it, name another file, or pass force=True")
-    return target
 
 
 def _spans(opened: list[OpenSpan], begin_ns: int) -> list[Span]:
