@@ -112,8 +112,10 @@ class DumpBackend:
             session.failed("opening the dump", error)
             with unseen:
                 return self._plain(gm, example_inputs, mode, options)
-        if self.engine == "interpreter":
-            self._say_what_is_run(session)
+        if self.engine == "interpreter" and self.stage == "dynamo":
+            session.note("the interpreter runs Dynamo's graphs: gradients are autograd's, and have no ops to dump")
+        elif self._perturbs:
+            session.note(f"the interpreter runs the {self.stage} graphs in the place of what {self.__name__} compiles")
         if uses_cuda_graphs(mode, options):
             session.note("CUDA graphs are off in what is dumped: no op is seen while one is replayed")
         if self.plan.quant_dumpable:
@@ -131,22 +133,20 @@ class DumpBackend:
         mode: str | None,
         options: dict[str, Any] | None,
     ) -> Compiled:
-        compile_graph = ENGINES[self.engine]
-        with unseen:
-            if self.stage == "dynamo":
-                whole: Compiled = self._hidden(interpreted(model, "pre_grad", gm, perturbs=self._perturbs))
-                return whole
-            if self.stage == "aot":
-                return _through_aot(model, gm, example_inputs, self._perturbs, self._hidden)
+        if self.stage == "dynamo":
+            whole: Compiled = self._hidden(interpreted(model, "pre_grad", gm, perturbs=self._perturbs))
+            return whole
+        if self.stage == "aot":
+            return _through_aot(model, gm, example_inputs, self._perturbs, self._hidden)
 
-            def inner(graph: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
-                output = compile_graph(model, graph, inputs, settings)
-                if callable(getattr(output, "current_callable", None)):
-                    output.current_callable = self._hidden(output.current_callable)
-                    return output
-                return self._hidden(output)
+        def inner(graph: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
+            output = ENGINES[self.engine](model, graph, inputs, settings)
+            if callable(getattr(output, "current_callable", None)):
+                output.current_callable = self._hidden(output.current_callable)
+                return output
+            return self._hidden(output)
 
-            return inductor_graphs(gm, example_inputs, mode=mode, options=options, inner=inner)
+        return inductor_graphs(gm, example_inputs, mode=mode, options=options, inner=inner)
 
     def __repr__(self) -> str:
         return f"graphprobe.dump({self.__name__!r}, engine={self.engine!r})"
@@ -171,12 +171,6 @@ class DumpBackend:
 
         call.__dict__.update(getattr(run, "__dict__", {}))
         return call
-
-    def _say_what_is_run(self, session: DumpSession) -> None:
-        if self.stage == "dynamo":
-            session.note("the interpreter runs Dynamo's graphs: gradients are autograd's, and have no ops to dump")
-        elif self._perturbs:
-            session.note(f"the interpreter runs the {self.stage} graphs in the place of what {self.__name__} compiles")
 
 
 def _through_aot(

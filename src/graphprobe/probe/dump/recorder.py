@@ -161,7 +161,9 @@ class OpRecorder(OpObserver):
 
     def __init__(self, plan: DumpPlan, writer: Callable[[], DumpWriter]) -> None:
         """`writer` gives the writer of this process."""
-        self._plan = plan = with_single_ops(plan)
+        if plan.single_ops and not plan.entries_for(MODEL):  # they are those of a model; without an entry, all of it
+            plan = msgspec.structs.replace(plan, models=(*plan.models, ModelEntry(MODEL, where=OP_SWITCH)))
+        self._plan = plan
         self._writer = writer
         self._marked: set[DumpGraph] = set()
         self._stats = plan.data == "stats"
@@ -303,10 +305,3 @@ def _position(slot: str) -> int | None:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-
-
-def with_single_ops(plan: DumpPlan) -> DumpPlan:
-    """With `dump_op_switch`, ops outside compiled graphs are those of a model; where no entry is for it, all of it."""
-    if not plan.single_ops or plan.entries_for(MODEL):
-        return plan
-    return msgspec.structs.replace(plan, models=(*plan.models, ModelEntry(MODEL, where=OP_SWITCH)))

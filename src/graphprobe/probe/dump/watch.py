@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from graphprobe.dump_plan import DumpPlan
 from graphprobe.engine.tensor_stats import readable, stats_async, stats_of
 from graphprobe.errors import UsageError
 from graphprobe.internals.quiet import quiet
-from graphprobe.internals.tensors import WeakMemory, span_of, version_of
+from graphprobe.internals.tensors import PLAIN_TYPES, WeakMemory, span_of, version_of
 from graphprobe.probe.dump.running import DumpGraph, GraphCall, GraphOp, OpExecution, why_no_call
 from graphprobe.probe.dump.side_files import FindingObserver, described, facts_of_op
 from graphprobe.probe.dump.tensors import is_tensor, leaves, read_back
@@ -133,20 +134,6 @@ def change_from_row(row: Sequence[float], elements: int) -> Elements | None:
     if not count:
         return None
     return Elements(first, last, count, elements) if count > 0 else Elements(None, None, None, elements)
-
-
-def watch(
-    op: GraphOp, slot: str, name: str, step: int, tensor: torch.Tensor, budget: ByteBudget
-) -> WatchedValue | None:
-    """Begin to watch; None for what has no memory of its own: sparse, empty, a subclass."""
-    try:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-            return None
-        if not tensor.numel():
-            return None
-        return WatchedValue(op, slot, name, step, tensor, budget)
-    except (RuntimeError, UsageError):
-        return None
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -378,12 +365,13 @@ class WatchObserver(FindingObserver):
             return
         known = {(value.memory, value.begin, value.name) for value in call.values}
         for slot, tensor in execution.outputs or ():
-            if not is_tensor(tensor):
+            if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided or not tensor.numel():
                 continue
             name = op.traits.writes.get(slot, op.info.op_name)
-            value = watch(op, slot, name, execution.call.step, tensor, self._budget)
-            if value is not None and (value.memory, value.begin, value.name) not in known:
-                call.values.append(value)
+            with contextlib.suppress(RuntimeError, UsageError):  # it has no memory of its own
+                value = WatchedValue(op, slot, name, execution.call.step, tensor, self._budget)
+                if (value.memory, value.begin, value.name) not in known:
+                    call.values.append(value)
 
     def _report(self, call: GraphCall, found: _Suspicion, change: Elements) -> None:
         value, culprit = found.value, found.culprit
