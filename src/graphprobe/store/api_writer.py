@@ -16,6 +16,7 @@ from graphprobe.records import Manifest, TensorMeta, TensorStats
 from graphprobe.store.calls import (
     API_SCHEMA,
     CALLS,
+    RANK_PREFIX,
     STACKS,
     VALUES,
     ApiManifest,
@@ -28,7 +29,6 @@ from graphprobe.store.calls import (
     SlotRole,
     StackLine,
     WrittenSlot,
-    rank_folder,
     shard_file,
     step_folder,
 )
@@ -188,7 +188,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
         check_bounds(1, max_bytes=max_bytes, queue_bytes=queue_bytes)
         with making("dump", path, hint="name a folder that can be made and written to") as made:
             path = path.absolute()  # the program may go elsewhere
-            folder = path / rank_folder(manifest.rank)
+            folder = path / f"{RANK_PREFIX}{manifest.rank}"
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 folder.mkdir()

@@ -251,11 +251,6 @@ def step_folder(step: int) -> str:
     return f"{STEP_PREFIX}{step}"
 
 
-def rank_folder(rank: int) -> str:
-    """`rank0`, below the folder of the dump."""
-    return f"{RANK_PREFIX}{rank}"
-
-
 def shard_file(number: int) -> str:
     """`values/000003.safetensors`, below the folder of the rank."""
     return f"{VALUES}/{number:06d}.safetensors"

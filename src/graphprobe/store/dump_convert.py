@@ -38,8 +38,9 @@ def write_text(file: BinaryIO, array: Array, *, dtype: str, note: str = "") -> N
         header.append(f"# note: {note}")
     file.write(("\n".join(header) + "\n").encode())
     if array.dtype.names:
-        for row in _rows(array):
-            file.write(f"{row}\n".encode())
+        for row in (array.dtype.names, *array.tolist()):  # what is not filled is empty
+            cells = ("" if item != item else str(item).translate(_ESCAPES) for item in row)
+            file.write(("\t".join(cells) + "\n").encode())
     elif array.size:
         rows = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
         np.savetxt(file, rows, fmt=_format(array.dtype), newline="\n")
@@ -53,12 +54,6 @@ def _format(dtype: np.dtype[Any]) -> str:
         size_bytes = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         return f"%.{_DIGITS.get(size_bytes, 21)}g"
     return "%s"
-
-
-def _rows(array: Array) -> Iterator[str]:
-    """The names of the columns, then each row, with tabs between the cells; what is not filled is empty."""
-    for row in (array.dtype.names or (), *array.tolist()):
-        yield "\t".join("" if item != item else str(item).translate(_ESCAPES) for item in row)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -89,15 +84,10 @@ class Converted(msgspec.Struct, frozen=True):
     note: str
 
 
-class Conversion(msgspec.Struct):
-    """What is to be written, and what cannot be."""
-
-    targets: list[Target]
-    gaps: list[Gap]
-
-
-def plan_conversion(paths: Sequence[Path], *, to: Format, out: Path | None, force: bool) -> Conversion:
-    """What `paths` come to: files of ops, `stats.csv` and `.npy` files, or folders with any of them.
+def plan_conversion(
+    paths: Sequence[Path], *, to: Format, out: Path | None, force: bool
+) -> tuple[list[Target], list[Gap]]:
+    """What is to be written of files of ops, `stats.csv` and `.npy` files, or folders with them, and what cannot be.
 
     A target lies next to its source, or below `out` as the source lies below the path that was given. The file of an
     op gives `<file>.<slot>.<ext>` for each slot. A folder that is no dump gives its `.npy` files.
@@ -106,22 +96,23 @@ def plan_conversion(paths: Sequence[Path], *, to: Format, out: Path | None, forc
         UsageError: nothing to convert, a target that exists already and no `force`, or two of one name.
         SchemaError: a path is a file of neither kind.
     """
-    result = Conversion([], [])
+    targets: list[Target] = []
+    gaps: list[Gap] = []
     for path in paths:
-        for source in _sources(path, to, result.gaps):
+        for source in _sources(path, to, gaps):
             folder = source.parent
             if out is not None:
                 folder = out if path.is_file() else out / source.parent.relative_to(path)
             try:
-                _add(result, source, folder, to)
+                _add(targets, gaps, source, folder, to)
             except (SchemaError, ArtifactNotFoundError) as error:
                 if path.is_file():
                     raise
-                result.gaps.append(Gap(str(source), "", str(error)))
-    if not result.targets and not result.gaps:
+                gaps.append(Gap(str(source), "", str(error)))
+    if not targets and not gaps:
         raise UsageError(f"nothing to convert to {to} in {', '.join(map(str, paths))}")
-    _check_targets(result.targets, force)
-    return result
+    _check_targets(targets, force)
+    return targets, gaps
 
 
 def convert(target: Target, *, to: Format, force: bool) -> Converted:
@@ -136,7 +127,10 @@ def convert(target: Target, *, to: Format, force: bool) -> Converted:
         target.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target.path) as temporary:
             with open(temporary, "xb") as file:
-                _write(file, array, to, dtype, note)
+                if to == "npy":
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+                else:
+                    write_text(file, array, dtype=dtype, note=note)
             if not force and target.path.exists():
                 raise UsageError(f"{target.path} exists already", hint="--force overwrites")
     except OSError as error:
@@ -182,21 +176,21 @@ def _sources(path: Path, to: Format, gaps: list[Gap]) -> Iterator[Path]:
         gaps.extend(Gap(str(path), "", problem) for problem in folder.problems)
 
 
-def _add(result: Conversion, source: Path, folder: Path, to: Format) -> None:
+def _add(targets: list[Target], gaps: list[Gap], source: Path, folder: Path, to: Format) -> None:
     if source.suffix == ".npy" and to == "npy":
         raise SchemaError(f"{source} is a .npy file already", hint="--to txt makes text of it")
     if source.suffix == ".npy" or source.name == STATS:
-        result.targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
+        targets.append(Target(source, "", folder / f"{source.stem}.{to}"))
         return
     for slot in OpFile(source).record.slots:
         if slot.scalar is not None:
             continue
         if not slot.value:
-            result.gaps.append(Gap(str(source), slot.name, slot.missing or "its values were not kept", expected=True))
+            gaps.append(Gap(str(source), slot.name, slot.missing or "its values were not kept", expected=True))
             continue
         name = re.sub(r"[^A-Za-z0-9._-]", "_", slot.name)[:_MAX_SLOT_LENGTH]
         stem = source.name.removesuffix(".safetensors")  # else behind the last dot is the time
-        result.targets.append(Target(source, slot.name, folder / f"{stem}.{name}.{to}"))
+        targets.append(Target(source, slot.name, folder / f"{stem}.{name}.{to}"))
 
 
 def _check_targets(targets: Sequence[Target], force: bool) -> None:
@@ -229,10 +223,3 @@ def _load(target: Target) -> tuple[Array, str, str]:
         return array, value.meta.dtype, note
     array = mapped_npy(target.source)
     return array, str(array.dtype), ""
-
-
-def _write(file: BinaryIO, array: Array, to: Format, dtype: str, note: str) -> None:
-    if to == "npy":
-        np.lib.format.write_array(file, array, allow_pickle=False)
-    else:
-        write_text(file, array, dtype=dtype, note=note)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Literal
 
@@ -212,16 +212,13 @@ def find_address(wanted: str, artifacts: dict[str, Event]) -> str:
     if len({paths[address] for address in found}) == 1:
         return found[-1]
     if found:
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        listing = ", ".join(found[:_LISTED]) + more
         raise ArtifactNotFoundError(
-            f"{wanted!r} stands for {len(found)} artifacts: {_listing(found)}", hint="give one of them in full"
+            f"{wanted!r} stands for {len(found)} artifacts: {listing}", hint="give one of them in full"
         )
     near = difflib.get_close_matches(wanted, list(artifacts), n=_NEAREST, cutoff=0.4)
     near += [address for address in artifacts if address.rsplit("/", 1)[-1] == wanted.rsplit("/", 1)[-1]]
     nearest = list(dict.fromkeys(near))[:_NEAREST] or list(artifacts)[:_NEAREST]
     hint = f"nearest: {', '.join(nearest)}" if nearest else "the run has no artifacts"
     raise ArtifactNotFoundError(f"no artifact {wanted!r} in the run", hint=hint)
-
-
-def _listing(addresses: Sequence[str]) -> str:
-    rest = len(addresses) - _LISTED
-    return ", ".join(addresses[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -59,14 +59,11 @@ def command(paths: tuple[Path, ...], to: str, out: Path | None, force: bool, jso
     if out is not None and out.is_file():
         raise click.BadParameter(f"Directory '{out}' is a file.", param_hint="--out")
     form = cast("Format", to)
-    plan = plan_conversion(paths, to=form, out=out, force=force)
-    gaps: list[Gap] = list(plan.gaps)
+    targets, gaps = plan_conversion(paths, to=form, out=out, force=force)
     written: list[Converted] = []
     terminal = Console(stderr=True)
     try:
-        for target in track(
-            plan.targets, "Converting", console=terminal, transient=True, disable=not terminal.is_terminal
-        ):
+        for target in track(targets, "Converting", console=terminal, transient=True, disable=not terminal.is_terminal):
             try:
                 written.append(convert(target, to=form, force=force))
             except (SchemaError, ArtifactNotFoundError) as error:

@@ -140,8 +140,8 @@ class MsprobeDump:
             if name.part == "backward" and name.kind == "Module":
                 grads = {g: data[g] for g in _grads_of(name) if g in data}
             elif name.part == "parameters_grad":
-                if _backward_of(name) in data:  # then it belongs to that record, before or after this one
-                    continue
+                if f"Module.{name.module}.{name.name}.backward.{name.number}" in data:
+                    continue  # it belongs to that record, before or after this one
                 grads, record = {label: raw}, {}
             used |= grads.keys()
             extra = {key: self._record(key, value) for key, value in grads.items()}
@@ -284,14 +284,11 @@ class MsprobeDump:
         if folder not in self._index:
             tensors = folder / TENSORS
             self._index = {folder: {p.name: p for p in tensors.iterdir()} if tensors.is_dir() else {}}
-        return functools.partial(_missing, self._index[folder])
+        names = self._index[folder]
+        return lambda file: "" if file in names else f"{file} is not in {TENSORS}"
 
     def _problem(self, text: str) -> None:
         self._problems[text] = None
-
-
-def _missing(names: dict[str, Path], file: str) -> str:
-    return "" if file in names else f"{file} is not in {TENSORS}"
 
 
 def _folders(path: Path) -> list[Path]:
@@ -304,10 +301,6 @@ def _folders(path: Path) -> list[Path]:
 def _grads_of(name: MsprobeName) -> tuple[str, ...]:
     core = f"Module.{name.module}.{name.name}.parameters_grad"
     return (f"{core}.{name.number}", core) if name.number == 0 else (f"{core}.{name.number}",)
-
-
-def _backward_of(name: MsprobeName) -> str:
-    return f"Module.{name.module}.{name.name}.backward.{name.number}"
 
 
 def _frame(frame: Any) -> str:
