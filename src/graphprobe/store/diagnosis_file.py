@@ -21,7 +21,6 @@ class Diagnosed(msgspec.Struct, kw_only=True):
     """What was read.
 
     Attributes:
-        path: of the file or folder.
         target: the script; empty where the file does not name what was diagnosed.
         ended: how the script ended, where it did not end well.
         diagnoses: at least one.

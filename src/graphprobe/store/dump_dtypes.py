@@ -83,16 +83,10 @@ def bits_from_bytes(data: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ..
 
 
 def widened(bits: Array, dtype: str) -> tuple[Array, str]:
-    """What numpy can hold of values.
+    """What numpy can hold of values from `bits_from_bytes`, and in words what was done; empty where nothing was.
 
-    Args:
-        bits: from `bits_from_bytes`.
-        dtype: torch's name.
-
-    Returns:
-        The values, and in words what was done; nothing, where numpy has the dtype. `bfloat16` and 8-bit floats come as
-        float32, `complex32` as complex64, and a packed `float4_e2m1fn_x2` as float32 with twice the last dimension, low
-        half of a byte first. Any other dtype stays bytes.
+    `bfloat16` and 8-bit floats come as float32, `complex32` as complex64, and a packed `float4_e2m1fn_x2` as float32
+    with twice the last dimension, low half of a byte first. Any other dtype stays bytes.
     """
     known = STORED_DTYPES.get(dtype)
     if known is not None and known.numpy is not None:
@@ -114,10 +108,8 @@ def widened(bits: Array, dtype: str) -> tuple[Array, str]:
 def bits_from_values(values: Array, dtype: str) -> Array:
     """`values` in numpy's dtype of that name, or as unsigned integers of its item size where it has none.
 
-    Args:
-        values: in `dtype` itself, as unsigned integers already, or widened: float32 for bfloat16 and the 8-bit floats,
-            complex64 for complex32.
-        dtype: torch's name.
+    They may be in `dtype` itself, unsigned integers already, or widened: float32 for bfloat16 and the 8-bit floats,
+    complex64 for complex32.
 
     Raises:
         ArtifactNotFoundError: a value cannot have been of that dtype, or the dtype is unknown.

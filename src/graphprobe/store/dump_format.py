@@ -227,11 +227,9 @@ class RowForm(NamedTuple):
 def encode_rows(
     execution: bytes, forms: tuple[RowForm, ...], stats: tuple[TensorStats, ...], columns: Columns
 ) -> bytes:
-    """Rows with their line ends, one for each of the statistics; a float in as many digits as it takes to get it back.
+    """Rows with their line ends, a form for each of the statistics; floats in as many digits as read back the same.
 
-    Args:
-        execution: number, stream and time, with commas between them.
-        forms: one for each of the statistics.
+    `execution`: number, stream and time, with commas between them.
     """
     rows = []
     for form, one in zip(forms, stats, strict=True):
@@ -315,7 +313,6 @@ class OpForm:
     """An op, and what lies in its slots, for as long as dtypes, shapes and strides stay as they are.
 
     Attributes:
-        op: what ran.
         slots, notes: see `DumpRecord`; without anything about stored values.
         tensors: the slots of tensors, which come first.
         size_bytes: what an execution without values takes in a queue.

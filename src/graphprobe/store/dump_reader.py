@@ -38,12 +38,7 @@ T = TypeVar("T")
 
 
 class LoadedValue:
-    """The values of one slot, read when they are asked for.
-
-    Attributes:
-        slot: what the record says of it.
-        meta: of the slot.
-    """
+    """The values of one slot, read when they are asked for; `slot` is what the record says of it."""
 
     def __init__(self, file: OpFile, slot: WrittenSlot) -> None:
         assert slot.meta is not None
@@ -105,9 +100,8 @@ class DumpFolder:
     """One time folder: the dump of one process. `problems` says in words what could not be read.
 
     Attributes:
-        time_dir: the folder.
         manifest: None in a folder that was copied without it.
-        below: only what lies below this path, relative to the folder, is told; empty for all.
+        below: only what is below this path, relative to the folder, is read; empty for all.
     """
 
     def __init__(self, time_dir: Path, manifest: DumpManifest | None, *, below: str = "") -> None:

@@ -107,9 +107,6 @@ class DumpValue(NamedTuple):
     """One tensor as an engine hands it in.
 
     Attributes:
-        name: of the slot, see `dump_slots`.
-        side: read or written.
-        meta: as in the program.
         data: the values in row-major order, little-endian: a C-contiguous buffer that nobody changes until it is
             written, or a function that the writing thread calls to get one (to wait for a copy from a device). None
             keeps no values.

@@ -185,13 +185,8 @@ def lines_at(path: Path) -> Iterator[bytes]:
 def read_file(path: str | os.PathLike[str], *, below: Path | None = None, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a file that anybody may have written.
 
-    Args:
-        path: the file.
-        below: a folder that the file must lie in when links are followed.
-        most_bytes: a larger file is refused.
-
     Raises:
-        OSError: it cannot be read, is no regular file, is too large, or lies outside `below`.
+        OSError: it cannot be read, is no regular file, is larger than `most_bytes`, or a link leads out of `below`.
     """
     if below is not None and not Path(path).resolve().is_relative_to(below.resolve()):
         raise OSError(errno.EACCES, f"it is a link that leads out of {below}", os.fspath(path))

@@ -46,10 +46,7 @@ def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, known: int, 
     """The manifest of a dump right in `folder`; None when there is none, or one of something else.
 
     Args:
-        folder: of the manifest.
-        form: what it is read as.
-        key: the field that only such dumps have: the schema of their files.
-        known: schema that can be read.
+        key: the field that only such dumps have, the schema of their files; `known` is the one that can be read.
         called: for messages, e.g. `an API dump`.
 
     Raises:

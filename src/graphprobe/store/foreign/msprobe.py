@@ -313,14 +313,10 @@ def _frame(frame: Any) -> str:
 def slots_of_group(
     group: str, value: Any, direction: CallDirection, missing: NameOf, *, of_node: bool = False
 ) -> Iterator[CallSlot]:
-    """The slots of `input_args`, `output` and so on; of a group that is not known, none.
+    """The slots of a group of a record, `input_args`, `output` and so on; of a group that is not known, none.
 
-    Args:
-        group: the key in the record.
-        value: what stands there.
-        direction: of the call. The inputs of a backward are gradients with respect to the outputs.
-        missing: tells why a file is missing.
-        of_node: whether the outputs of a backward are those of an autograd node, as they are for an API.
+    The inputs of a backward are gradients with respect to the outputs; `of_node`: its outputs are those of an autograd
+    node, as they are for an API.
     """
     found = _GROUPS.get((group, direction))
     if found is None:

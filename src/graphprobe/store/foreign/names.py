@@ -178,13 +178,9 @@ class Counter:
         self._numbers: dict[str, int] = {}
 
     def number(self, kind: str, api: str, pair: str, direction: CallDirection) -> int:
-        """Which call of `api` it is, from 0; -1 for a backward whose forward the dump lacks.
+        """Which call of `api` it is, from 0; -1 for a backward whose forward, of the same `pair`, the dump lacks.
 
-        Args:
-            kind: of the call.
-            api: our name of it. Several foreign names can be one API of ours, so the foreign number is of no use.
-            pair: what forward and backward have in common.
-            direction: of this call.
+        Several foreign names can be one API of ours, so the foreign number is of no use.
         """
         if direction == "forward":
             self._numbers[pair] = self._seen[kind, api]
@@ -193,12 +189,6 @@ class Counter:
 
 
 def source_of(stack: tuple[str, ...]) -> str:
-    """`file.py:12` of the innermost frame that is not torch's own; the innermost of all if every frame is.
-
-    Args:
-        stack: lines such as `file.py:12 in forward: x = self.fc(x)`, innermost first.
-    """
-    for frame in stack:
-        if not _TORCH_FRAME.search(frame):
-            return frame.partition(" in ")[0]
-    return stack[0].partition(" in ")[0] if stack else ""
+    """`file.py:12` of the innermost frame of `Call.stack` that is not torch's own; of all if every frame is."""
+    own = (frame for frame in stack if not _TORCH_FRAME.search(frame))
+    return next(own, stack[0] if stack else "").partition(" in ")[0]
