@@ -33,14 +33,6 @@ if __name__ == "__main__":
 """
 
 
-def _guarded(body: str) -> str:
-    """With the guard in its first line, where that is empty or a comment, so that the others keep their numbers."""
-    first, end, rest = body.partition("\n")
-    if first.strip() and not first.lstrip().startswith("#"):
-        return body
-    return f"{GUARD}  {first}".rstrip() + end + rest
-
-
 def _without_main(code: str) -> tuple[str, bool]:
     """Turns the module's own `if __name__ == "__main__":` into a function; whether there was one."""
     lines = code.splitlines()
@@ -67,6 +59,9 @@ def output_code_source(code: str, *, constants: Mapping[str, object], inputs: Se
     kernels are written for that CPU or GPU.
     """
     body, benchmark = _without_main(code)
+    first, end, rest = body.partition("\n")
+    if not first.strip() or first.lstrip().startswith("#"):  # the guard goes there: the other lines keep their numbers
+        body = f"{GUARD}  {first}".rstrip() + end + rest
     problems: list[str] = []
     loading = ""
     blob = None
@@ -84,7 +79,7 @@ def output_code_source(code: str, *, constants: Mapping[str, object], inputs: Se
         benchmark="inductor_main" if benchmark else None,
     )
     head = "".join(f"# cannot be reproduced in another process: {line}\n" for line in problems)
-    source = f"{head}{_guarded(body)}\n\n# What follows was added by graphprobe: it runs `call` and compares.\n"
+    source = f"{head}{body}\n\n# What follows was added by graphprobe: it runs `call` and compares.\n"
     return Script(
         source=f"{source}{replay.embedded()}\n\nMETAS = {metas_text(input_metas(inputs))}\n\n{tail}",
         constants=blob,

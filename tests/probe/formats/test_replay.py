@@ -59,8 +59,8 @@ def test_a_script_notices_a_changed_output_a_changed_input_and_a_missing_constan
     assert f"input {changed} was changed by this run" in done.out
 
     source = (place / "original.py").read_text()
-    broken = source.replace("'compute', []", "'extern', ()", 1)
-    assert "'extern', []" in broken
+    broken = source.replace("'compute', ()", "'extern', ()", 1)
+    assert "'extern', ()" in broken
     (place / "original.py").write_text(broken)
     done = run_script(place / "original.py")
     assert done.code == 1

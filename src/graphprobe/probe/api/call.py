@@ -77,7 +77,6 @@ class Collector:
     """Takes the records of calls and of their backwards. `on` says whether anything is collected now.
 
     Attributes:
-        plan, writer, values: what it works with.
         state: of the calling thread.
         threads: those that have been watched.
         broken: its observers have failed too often; nothing more is collected.
@@ -159,7 +158,6 @@ def watch_backward(
     """Hook the nodes between `inputs` and `outputs`; False when the call made none.
 
     Args:
-        head: of the call.
         inputs: slot name and edge of what required a gradient before it.
         outputs: slot name and tensor of what requires one after it.
         first_sequence: number of the next node, before the call.

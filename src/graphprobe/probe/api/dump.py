@@ -44,10 +44,8 @@ class ApiDumper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, GeneratorExit):
-            self.close()
-        else:
-            self.close(f"{type(error).__name__}: {error}")
+        ended = error is None or isinstance(error, GeneratorExit)
+        self.close(None if ended else f"{type(error).__name__}: {error}")
 
     @property
     def path(self) -> Path:

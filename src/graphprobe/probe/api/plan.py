@@ -165,13 +165,7 @@ class CallSelection:
         self.everything = not (self._apis or self._list or self._range)
 
     def wants(self, label: str, api: str, names: tuple[str, ...]) -> bool:
-        """Whether a call is kept.
-
-        Args:
-            label: without its direction.
-            api: of the call.
-            names: what else the API may be called.
-        """
+        """Whether a call is kept; `label` lacks its direction, `names` are all that the API may be called."""
         if self.everything:
             return True
         wanted = self._by_api.get(api)

@@ -145,7 +145,6 @@ class ApiSession(Collector):
     """One dump. `on` says whether anything is collected now.
 
     Attributes:
-        paths, frames: what it works with.
         step: the number of the current step.
         hidden, hides: the hooks of modules are out now; how often they have been.
     """

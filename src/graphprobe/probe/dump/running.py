@@ -194,7 +194,6 @@ class OpExecution:
     """One execution of an op, from just before it runs until just after.
 
     Attributes:
-        op, call: which op, in which call of its graph.
         inputs: what it reads, live. An op that writes into one has done so in `after`.
         outputs: what it wrote, live; None before it has run.
         state: by observer, whatever `before` wants `after` to find.
@@ -242,7 +241,6 @@ class GraphCall:
     """One call of a graph, of which at least one observer wants to know.
 
     Attributes:
-        graph: what is called.
         forward: the step that it belongs to.
         device_id: index of the device, 0 for the CPU.
         wanted: indices of the ops that somebody wants to be told of.
@@ -354,10 +352,6 @@ class DumpSession:
 
     The folder is made when the first model is compiled: by then the process knows its rank. A forked child has a
     folder of its own.
-
-    Attributes:
-        models: what was compiled so far.
-        closed: whether it has ended.
     """
 
     def __init__(self, plan: DumpPlan) -> None:

@@ -29,7 +29,10 @@ def session_for(plan: DumpPlan) -> DumpSession:
             atexit.register(close_all)
         if found is None or found.closed:
             found = _by_plan[key] = DumpSession(plan)
-            found.observers = observers_of(found)
+            own: list[OpObserver] = [OpRecorder(plan, found.writer)] if plan.models or plan.single_ops else []
+            kinds = (plan.overflow, OverflowObserver), (plan.watch, WatchObserver), (plan.exceptions, ExceptionObserver)
+            own += [kind(plan, found.writer) for wanted, kind in kinds if wanted]
+            found.observers = (*own, *([SingleOps(found)] if plan.single_ops else ()))
         return found
 
 
@@ -45,17 +48,6 @@ def close_all() -> None:
         session.close()
     with _lock:
         _by_plan.clear()
-
-
-def observers_of(session: DumpSession) -> tuple[OpObserver, ...]:
-    """Those that a session's plan asks for."""
-    plan = session.plan
-    found: list[OpObserver] = [OpRecorder(plan, session.writer)] if plan.models or plan.single_ops else []
-    kinds = ((plan.overflow, OverflowObserver), (plan.watch, WatchObserver), (plan.exceptions, ExceptionObserver))
-    found += [kind(plan, session.writer) for wanted, kind in kinds if wanted]
-    if plan.single_ops:
-        found.append(SingleOps(session))
-    return tuple(found)
 
 
 def begin_single_ops(session: DumpSession) -> None:

@@ -119,10 +119,9 @@ def dump_value(name: str, side: Side, tensor: torch.Tensor, *, stats: bool, pool
     """The value of a slot as it is at this moment: what the program does to the tensor later does not change it.
 
     Args:
-        name, side: of the slot.
-        tensor: of any class, layout, dtype and device; one whose values cannot be had gives a slot that says why.
+        tensor: of any class, layout, dtype and device; one whose values cannot be read makes a slot that says why.
         stats: keep the statistics in place of the values.
-        pool: memory for copies; it gets each back when nobody holds the value any more.
+        pool: memory for copies, which goes back when nobody holds the value any more.
     """
     meta = meta_of(tensor)
     try:

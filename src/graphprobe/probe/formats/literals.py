@@ -80,14 +80,7 @@ class Literals:
         self.notes: list[str] = []
 
     def text(self, value: Any, nodes: Mapping[fx.Node, str]) -> str:
-        """Source of an argument.
-
-        Args:
-            nodes: variable name of each node.
-
-        Raises:
-            Unreproducible: with the reason.
-        """
+        """Source of an argument; `nodes` has the variable of each node. Raises Unreproducible with the reason."""
         if isinstance(value, fx.Node):
             if value not in nodes:
                 raise Unreproducible(f"argument {value.name} is used before it is made")
