@@ -245,8 +245,7 @@ class LoweringRecorder:
         where = msgspec.structs.replace(self._where, phase="lowering", subgraph=nested)
         name = layout.graph_name(self._direction, stage)
         self._writer.event(where=where, kind="ir", name=name, file=file, nodes_after=len(ir.nodes))
-        if file is not None:
-            self._trail.write_beside(file, view, phase="lowering")
+        self._trail.write_beside(file, view, phase="lowering")
 
     def _generated(self, path: str) -> None:
         if inductor.lowered_subgraph() is not None:
@@ -260,8 +259,7 @@ class LoweringRecorder:
         script = output_code_source(self._code, constants=inductor.module_constants(), inputs=self._examples)
         file = self._writer.write_text(layout.code_file(self._where), script.source)
         self._writer.event(where=where, kind="code", name="output_code", file=file)
-        if file is not None:
-            self._trail.write_beside(file, script, phase="codegen")
+        self._trail.write_beside(file, script, phase="codegen")
 
     def compiled(self, output: Any) -> None:
         """Inductor's callable is there: watch its first call."""

@@ -193,8 +193,7 @@ class ModelRecorder:
         )
         self.writer.event(where=where, kind="ir", name=name, file=file, nodes_after=len(gm.graph.nodes))
         self._graph_facts.write(file, self._graph_facts.take(gm))
-        if file is not None:
-            trail.write_beside(file, view, phase="backend")
+        trail.write_beside(file, view, phase="backend")
 
     def write_facts(self) -> None:
         """(Re)write `compile.json`. Its one event has no digest: the file changes for as long as the model lives."""

@@ -232,9 +232,9 @@ class Trail:
             self._number += file is not None
             return file
 
-    def write_beside(self, script: WrittenFile, view: Script, *, phase: str) -> None:
-        """The data file that a generated script reads on start, if it has one."""
-        if view.constants is None:
+    def write_beside(self, script: WrittenFile | None, view: Script, *, phase: str) -> None:
+        """The data file that a generated script reads on start, if it has one, and was written itself."""
+        if script is None or view.constants is None:
             return
         folder, _, base = script.path.rpartition("/")
         name = view.constants_name.format(stem=base.rpartition(".")[0])

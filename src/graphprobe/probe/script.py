@@ -91,7 +91,8 @@ def run(program: ScriptTarget) -> Ended:
         raise
     except BaseException as error:
         return _ended_by(error)
-    sys.argv = [_argv0(program, main), *program.arguments]
+    first = {"code": "-c", "script": program.target}.get(program.kind)
+    sys.argv = [first or str(main.__file__), *program.arguments]
     sys.path[0] = path_entry
     sys.modules["__main__"] = main
     try:
@@ -245,12 +246,6 @@ def _no_python(name: str, error: Exception) -> UsageError:
         f"{error.filename or name}, line {error.lineno}: {type(error).__name__}: {error.msg}",
         hint=f"the line is: {line}" if line else "",
     )
-
-
-def _argv0(program: ScriptTarget, main: ModuleType) -> str:
-    if program.kind == "code":
-        return "-c"
-    return program.target if program.kind == "script" else str(main.__file__)
 
 
 def _exit_code(leaving: SystemExit) -> int:

@@ -137,7 +137,7 @@ class DumpBackend:
             whole: Compiled = self._hidden(interpreted(model, "pre_grad", gm, perturbs=self._perturbs))
             return whole
         if self.stage == "aot":
-            return _through_aot(model, gm, example_inputs, self._perturbs, self._hidden)
+            return self._through_aot(model, gm, example_inputs)
 
         def inner(graph: GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Any:
             output = ENGINES[self.engine](model, graph, inputs, settings)
@@ -160,6 +160,22 @@ class DumpBackend:
         compiled: Compiled = inductor_with_mode(mode)(gm, example_inputs, options=options)
         return compiled
 
+    def _through_aot(self, model: DumpModel, gm: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        def compile_graph(direction: Direction, graph: GraphModule, inputs: Any) -> Any:
+            trains = direction == "forward"
+            run = interpreted(model, direction, graph, perturbs=self._perturbs, trains=trains)
+            return self._hidden(boxed_call(run))
+
+        return aot_compile(
+            gm,
+            example_inputs,
+            forward=partial(compile_graph, "forward"),
+            backward=partial(compile_graph, "backward"),
+            min_cut=True,
+            decompose=False,
+            keep_mutations=True,
+        )
+
     def _hidden(self, run: Any) -> Any:
         """What runs a graph, so that its ops are not taken for ops outside compiled graphs as well."""
         if not self.plan.single_ops or not callable(run):
@@ -171,28 +187,6 @@ class DumpBackend:
 
         call.__dict__.update(getattr(run, "__dict__", {}))
         return call
-
-
-def _through_aot(
-    model: DumpModel,
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    perturbs: bool,
-    hidden: Callable[[Compiled], Compiled],
-) -> Compiled:
-    def compile_graph(direction: Direction, graph: GraphModule, inputs: Any) -> Compiled:
-        trains = direction == "forward"
-        return hidden(boxed_call(interpreted(model, direction, graph, perturbs=perturbs, trains=trains)))
-
-    return aot_compile(
-        gm,
-        example_inputs,
-        forward=partial(compile_graph, "forward"),
-        backward=partial(compile_graph, "backward"),
-        min_cut=True,
-        decompose=False,
-        keep_mutations=True,
-    )
 
 
 def _interpret_post_grad(
