@@ -24,6 +24,7 @@ from graphprobe.diagnose.workarounds.candidates import (
     candidates,
     changed,
     fallback,
+    joined,
     put_in_force,
     setting,
     together,
@@ -140,8 +141,8 @@ def test_of_another_backend_only_pieces_and_backends_are_tried() -> None:
 def test_what_the_program_gives_to_compile_is_changed_there_and_what_it_switched_on_first() -> None:
     how = compilation(inductor_settings={"max_autotune": True, "cpp.simdlen": 8}, dynamic=True)
     found = ways("codegen", how=how)
-    assert found[0] == "torch.compile(…, options={'max_autotune': False, 'cpp.simdlen': 8})"
-    assert "torch.compile(…, options={'max_autotune': True, 'cpp.simdlen': 0})" in found
+    assert found[0] == "torch.compile(…, options={'max_autotune': False})"
+    assert "torch.compile(…, options={'cpp.simdlen': 0})" in found
     assert "torch.compile(…, dynamic=False)" in found
     with torch._inductor.config.patch(max_autotune=True):
         assert ways("lowering")[0] == "torch._inductor.config.max_autotune = False"
@@ -155,6 +156,16 @@ def test_the_arguments_of_a_change() -> None:
     assert (changed(how, eager).backend, changed(how, eager).inductor_settings) == ("eager", {})
     [static] = setting([LeftOut(INDUCTOR, "max_autotune", False)], how)
     assert changed(how, [static]).inductor_settings == {"max_autotune": False}
+
+
+def test_options_of_several_changes_are_written_as_one_with_those_of_the_program() -> None:
+    how = compilation(inductor_settings={"max_autotune": True, "cpp.simdlen": 8, "epilogue_fusion": True})
+    off = [LeftOut(INDUCTOR, "max_autotune", False), LeftOut(INDUCTOR, "cpp.simdlen", 0), LeftOut("sys", "x", 1)]
+    change = [one for each in off for one in setting([each], how)]
+    expected = {"max_autotune": False, "cpp.simdlen": 0, "epilogue_fusion": True}
+    assert changed(how, change).inductor_settings == changed(how, joined(change, how)).inductor_settings == expected
+    assert [one.arguments for one in joined(change, how)] == [{}, {"options": expected}]
+    assert joined(change[2:], how) == change[2:]
 
 
 def some(*names: str) -> list[Change]:

@@ -280,6 +280,13 @@ def test_what_is_left_alone() -> None:
     assert [effect.where for effect in found] == ["a", "a[0]", "ab"]
 
 
+def test_what_is_described_otherwise_in_another_process_is_left_alone() -> None:
+    before, start = {"fn": "<function make.<locals>.f>", "n": 1}, {"fn": "<function f>", "n": 1}
+    assert differing(before, before, start, [], compiled_before=start) == []
+    found = differing(before, {**before, "n": 2}, {"fn": "None", "n": 1}, [], compiled_before=start)
+    assert [effect.where for effect in found] == ["fn", "n"]
+
+
 def test_generators_may_be_moved_otherwise() -> None:
     def found(kind: str, eager: str, compiled: str, start: str = "") -> list[Effect]:
         before, after, other, compiled_before = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -101,8 +102,18 @@ def setting(given: Sequence[LeftOut], compilation: Compilation) -> list[WayAroun
     found = [one for one in given if one.module != INDUCTOR or one.name not in options]
     made = [WayAround(kind="setting", head=f"import {one.module}\n{one.statement}") for one in found]
     if options:
-        made.append(WayAround(kind="setting", arguments={"options": {**compilation.inductor_settings, **options}}))
+        made.append(WayAround(kind="setting", arguments={"options": options}))
     return made
+
+
+def joined(change: Change, compilation: Compilation) -> Change:
+    """A change as it is to be written: `options` of `torch.compile` are all in one, the program's own among them."""
+    options = [one.arguments["options"] for one in change if "options" in one.arguments]
+    if not options:
+        return change
+    every = dict(ChainMap(*options, dict(compilation.inductor_settings)))
+    others = [one for one in change if "options" not in one.arguments]
+    return [*others, WayAround(kind="setting", arguments={"options": every})]
 
 
 def fallback(names: Sequence[str]) -> list[WayAround]:
@@ -223,13 +234,10 @@ def changed(compilation: Compilation, change: Change) -> Compilation:
     """How the program is compiled with the arguments of a change."""
     for one in change:
         given = dict(one.arguments)
-        mode, options = given.pop("mode", None), given.pop("options", None)
+        mode, options = given.pop("mode", None), {**compilation.inductor_settings, **given.pop("options", {})}
         if mode is not None:
             options = Compiled(print, "inductor", given.get("dynamic"), mode=mode).inductor_settings()
-        if given.get("backend", "inductor") != "inductor":
-            options = {}
-        if options is not None:
-            given["inductor_settings"] = options
+        given["inductor_settings"] = {} if given.get("backend", "inductor") != "inductor" else options
         compilation = replace(compilation, **given)
     return compilation
 

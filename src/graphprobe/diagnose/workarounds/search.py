@@ -11,7 +11,7 @@ import msgspec
 
 from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.rungs import RungReport
-from graphprobe.diagnose.workarounds.candidates import Change, Pieces, WayAround, candidates, together
+from graphprobe.diagnose.workarounds.candidates import Change, Pieces, WayAround, candidates, joined, together
 from graphprobe.diagnose.workarounds.edits import PieceEdit, edits_at
 from graphprobe.diagnose.workarounds.trial import Price, priced, tried
 from graphprobe.engine.forked_child import Outcome
@@ -166,6 +166,7 @@ class _WaySearch:
             self.spare = change, report
         if report.graphs == 0 and not last:
             return False
+        change = joined(change, self.ladder.compilation)
         if not self._found:  # what is found is not lost for want of time
             self._found, self._until = True, max(self._until, time.monotonic() + MOST_S)
         if self._report(change, renewed=False) is None:

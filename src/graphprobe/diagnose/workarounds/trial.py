@@ -24,6 +24,9 @@ from graphprobe.judge.stage_table import Graphs
 WARM, MOST_CALLS, MEASURED_S = 3, 101, 2.0
 """Calls before any is measured; how many are, and how long that may take."""
 
+RESTED_S = 0.003
+"""What a process waits before its call: threads of OpenMP go on for a while behind the call of the other one."""
+
 MOST_TIMES, LEAST_S = 1.1, 1e-4
 """A change may make a call so many times as long as it was, and so much longer: small programs are mostly guards."""
 
@@ -99,7 +102,7 @@ def priced(program: Program, compilation: Compilation, change: list[WayAround]) 
 
 
 def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Callable[[], float]:
-    """What makes the last call of the program, with its backward, and returns its seconds; warmed up."""
+    """What makes the last call of the program twice, with its backward, and returns the second one's seconds."""
     fn: Any = program.fn
     if compiled:
         backend, dynamic = compilation.backend, compilation.dynamic
@@ -107,12 +110,16 @@ def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Ca
     args, kwargs = program.calls[-1]
 
     def call() -> float:
+        run()
         began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    def run() -> None:
         with torch.no_grad() if program.grad is False else contextlib.nullcontext():
             result = fn(*args, **kwargs)
         found = [t for t in tensors_of(result) if t.requires_grad] if program.grad else []
         torch.autograd.backward(found, [torch.ones_like(t) for t in found])
-        return time.perf_counter() - began
 
     with compilation.configured():
         for _ in range(WARM):
@@ -126,5 +133,6 @@ def _medians(calls: Sequence[Callable[[], float]]) -> list[float]:
     until = time.monotonic() + MEASURED_S
     while len(times[-1]) < MOST_CALLS and (len(times[-1]) < WARM or time.monotonic() < until):
         for call, taken in zip(calls, times, strict=True):
+            time.sleep(RESTED_S)
             taken.append(call())
     return [statistics.median(taken) for taken in times]
