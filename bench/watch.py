@@ -3,13 +3,15 @@
     python bench/watch.py [--layers 4] [--rounds 40] [--json FILE]
 
 The model is `gpt` of bench/api_dump.py (d=256, batch 8 x 128), compiled with Inductor, trained with AdamW in one
-thread. Two trainings that are the same take their steps by turns: one was compiled before the watch began, and steps
-while the watch looks away; the other is watched. A ratio is the median over the rounds of a watched step's time divided
-by that of the plain step of its round. `observed` is a step of which loss and gradients are seen; `each parameter` is
-one in which the norms and digests of all parameters are, too; `copy` is a step that begins with a fork of
-the program, which `--keep` asks for; `shadow` is one whose call is made uncompiled as well. `every 50` is what these
-come to with `--every 50`, without and with copies; `shadow 100` is one `shadow` step in a hundred. `cpu` is the ratio
-of processor time, that of child processes included, which is what to look at on a machine with other work.
+thread. Two trainings that are the same take their steps by turns, each first in every second round, behind a step that
+is not measured: one was compiled before the watch began, and steps while the watch looks away; the other is watched. A
+ratio is the median over the rounds of a watched step's time divided by that of the plain step of its round. `observed`
+is a step of which loss and gradients are seen; `each parameter` is one in which the norms and digests of all parameters
+are, too; `copy` is a step that begins with a fork of the program, which `--keep` asks for; `shadow` is one whose call
+is made uncompiled as well. `every 50` is what these come to with `--every 50`, without and with copies; `shadow 100` is
+one `shadow` step in a hundred. `cpu` is the ratio of processor time, that of child processes included, which is what to
+look at on a machine with other work. The first line is the memory that belongs to a sleeping copy alone when the
+training has made ten more steps, beside the bytes of parameters and moments, which every step changes.
 """
 
 from __future__ import annotations
@@ -48,6 +50,18 @@ def compiled(layers: int) -> Training:
     return training
 
 
+def _own_mib(watch: Any) -> float:
+    """What the newest copy shares with no other process, in MiB."""
+    with open(f"/proc/{watch._sleepers._asleep[-1].process}/smaps_rollup", encoding="ascii") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("Private_")) / 1024
+
+
+def _changed_mib(training: Training) -> float:
+    parameters = [*training.model.parameters()]
+    moments = [v for state in training.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return sum(t.nbytes for t in (*parameters, *moments)) / 2**20
+
+
 def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
     plain = compiled(layers)
     taken: dict[str, list[tuple[float, float, float, float]]] = {
@@ -67,14 +81,21 @@ def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
 
         for number in range(rounds):
             for way, seen in taken.items():
-                watch.ended = True
-                usual = timed(plain.step)
-                watch.ended = False
                 watch._every = 1 if way == "each parameter" else rounds * 10_000
                 watch._shadow = int(way == "shadow")
-                seen.append((*timed(step_with_a_copy if way == "copy" else watched.step), *usual))
+                runs = {True: plain.step, False: step_with_a_copy if way == "copy" else watched.step}
+                watch.ended = True
+                plain.step()
+                pair = {}
+                for watch.ended in (True, False) if number % 2 else (False, True):
+                    pair[watch.ended] = timed(runs[watch.ended])
+                seen.append((*pair[False], *pair[True]))
                 if number == 0:
                     seen.clear()
+        step_with_a_copy()
+        for _ in range(10):
+            watched.step()
+        print(f"memory of a copy {_own_mib(watch):.0f} MiB, of what a step changes {_changed_mib(watched):.0f} MiB")
         assert watch.answer is None
         assert watch._writer is not None and not watch._writer.manifest.notes
     figures: dict[str, dict[str, float]] = {}

@@ -12,7 +12,7 @@ import graphprobe
 from cli.calling import call
 
 
-def train(folder: Path, *, seed: int = 0, threads: int = 1, wrong_from: int = 99, steps: int = 30) -> None:
+def train(folder: Path, *, seed: int = 0, threads: int = 1, wrong_from: int = 999, steps: int = 200) -> None:
     """A watched training whose gradient goes wrong in a step."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -38,13 +38,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder / "one")
     train(folder / "two", threads=2)
     train(folder / "seed", seed=1)
-    train(folder / "wrong", wrong_from=20)
+    train(folder / "wrong", wrong_from=120)
     return folder
 
 
 def test_another_number_of_threads_is_rounding(runs: Path) -> None:
     done = call("drift", runs / "one", runs / "two", code=0)
-    assert "ROUNDING: the runs part as rounding lets them, over 30 steps" in done.stdout
+    assert "ROUNDING: the runs part as rounding lets them, over 200 steps" in done.stdout
 
 
 def test_another_seed_is_another_run(runs: Path) -> None:
@@ -54,10 +54,10 @@ def test_another_seed_is_another_run(runs: Path) -> None:
 
 def test_a_gradient_that_goes_wrong_is_named(runs: Path) -> None:
     done = call("drift", runs / "one", runs / "wrong", code=1)
-    assert "LEAVES in step 20: gradient of 2.weight" in done.stdout
+    assert "LEAVES in step 120: gradient of 2.weight" in done.stdout
     document = json.loads(call("drift", runs / "one", runs / "wrong", "--json", code=1).stdout)
-    assert (document["verdict"], document["step"], document["what"]) == ("leaves", 20, "gradient of 2.weight")
-    assert document["runs"]["a"].startswith(str(runs / "one")) and len(document["deviations"]["b"]) == 30
+    assert (document["verdict"], document["step"], document["what"]) == ("leaves", 120, "gradient of 2.weight")
+    assert document["runs"]["a"].startswith(str(runs / "one")) and len(document["deviations"]["b"]) == 200
 
 
 def test_what_is_no_two_runs_is_refused(runs: Path) -> None:

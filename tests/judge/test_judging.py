@@ -452,6 +452,28 @@ def test_a_float64_run_that_is_another_program_judges_nothing() -> None:
     assert "no float64 reference" in found.text
 
 
+@pytest.mark.parametrize(
+    ("uncompiled", "compiled", "weight"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 2**-22]), None),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1]), "unsure"),
+        (torch.tensor([1.0, torch.inf, torch.nan]), torch.tensor([1.0 + 2**-23, torch.inf, torch.nan]), None),
+        (torch.tensor([1.0, torch.inf]), torch.tensor([1.5, torch.inf]), "unsure"),
+        (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, -torch.inf]), "certain"),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]), "certain"),
+        (torch.tensor([3e38]), torch.tensor([-3e38]), "unsure"),
+        (torch.full((2,), 1e300, dtype=torch.double), torch.full((2,), 1.1e300, dtype=torch.double), "unsure"),
+        (torch.tensor([1 + 1j]), torch.tensor([1 + 1.5j]), "unsure"),
+        (torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1.5], dtype=torch.bfloat16), "unsure"),
+    ],
+)
+def test_without_a_float64_run_classes_are_certain_and_numbers_are_not(
+    uncompiled: torch.Tensor, compiled: torch.Tensor, weight: str | None
+) -> None:
+    found = compare(Reference([seen(uncompiled)], roundoff=2.0**-24), seen(compiled))
+    assert [one.weight for one in found] == ([weight] if weight else [])
+
+
 def test_where_uncompiled_is_further_off() -> None:
     def narrow(x: torch.Tensor) -> torch.Tensor:
         return sum((x.bfloat16() * i for i in range(30)), start=x.bfloat16()).float()

@@ -36,7 +36,9 @@ class GPT(nn.Module):
         self.ln, self.head = nn.LayerNorm(d), nn.Linear(d, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tok(tokens) + self.pos(torch.arange(tokens.shape[1]))
+        places = torch.arange(tokens.shape[1])
+        angles = places.float()[:, None] * torch.arange(1, self.tok.embedding_dim + 1) * 1.7
+        x = self.tok(tokens) + self.pos(places) + angles.sin()
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.head(self.ln(x)).flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
@@ -190,29 +192,31 @@ def wrong_momentum(node: torch.fx.Node) -> None:
         node.args = (*node.args[:6], 0.2, *node.args[7:])
 
 
+def digits_of_bfloat16(x: torch.Tensor) -> torch.Tensor:
+    """Cut to what bfloat16 holds; a pair of casts would be left out by Inductor."""
+    exact = x.detach()
+    return x + ((exact.view(torch.int32) & -(1 << 16)).view(torch.float32) - exact)
+
+
 def dropped_cast(node: torch.fx.Node) -> None:
-    """The input of the last layer goes through bfloat16."""
-    if node.op == "call_method" and node.target == "mean":
-        with node.graph.inserting_after(node):
-            narrow = node.graph.call_method("bfloat16", (node,))
-        with node.graph.inserting_after(narrow):
-            wide = node.graph.call_method("float", (narrow,))
-        node.replace_all_uses_with(wide)
-        narrow.args = (node,)
+    """A mean, or the sine of an angle, is of what bfloat16 holds."""
+    if node.op == "call_method" and node.target in ("mean", "sin"):
+        with node.graph.inserting_before(node):
+            node.args = (node.graph.call_function(digits_of_bfloat16, (node.args[0],)), *node.args[1:])
 
 
 def wrong_for_short_batches(rows: int) -> Any:
-    """A backend of Inductor's whose code takes a batch of so many rows for one row less."""
+    """A backend of Inductor's whose code takes the first row of a batch of so many rows for its last one."""
     from torch._inductor.compile_fx import compile_fx
 
-    def backend_that_drops_a_row(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+    def backend_that_takes_a_row_twice(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
         compiled = compile_fx(graph, inputs)
 
         def call(*args: Any) -> Any:
-            short = any(isinstance(one, torch.Tensor) and one.dtype == torch.int64 and len(one) == rows for one in args)
-            results = compiled(*args)
-            return [one * 1.01 for one in results] if short else results
+            batches = [isinstance(x, torch.Tensor) and x.dtype == torch.int64 and len(x) == rows for x in args]
+            pairs = zip(args, batches, strict=True)
+            return compiled(*(torch.cat([x[:-1], x[:1]]) if batch else x for x, batch in pairs))
 
         return call
 
-    return backend_that_drops_a_row
+    return backend_that_takes_a_row_twice

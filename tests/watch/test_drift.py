@@ -23,21 +23,22 @@ from watch.drift_trainings import (
     wrong_momentum,
 )
 
-LATE = 14
+STEPS, LATE = 200, 120
+"""Of a training, and the step in which a late fault comes."""
 
 
 def held(plan: Callable[[], Any], folder: Path, steps: int, **options: Any) -> Any:
-    return graphprobe.drift(plan, steps=steps, out_dir=folder / "out", **{"perturbed": 2, "budget_s": 120.0, **options})
+    return graphprobe.drift(plan, steps=steps, out_dir=folder / "out", **{"budget_s": 120.0, **options})
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("model", ["gpt", "conv", "lstm"])
 def test_a_healthy_training_is_rounding(model: str, autocast: bool, tmp_path: Path) -> None:
-    drift = held(Plan(model, autocast=autocast), tmp_path, 24)
-    assert (drift.verdict, drift.outside, drift.held, drift.steps) == ("rounding", None, 24, 24)
-    assert len(drift.deviations) == 3
-    assert all("was not seen" in note for note in drift.notes), "of the last steps alone"
+    drift = held(Plan(model, autocast=autocast), tmp_path, STEPS)
+    assert (drift.verdict, drift.outside, drift.held, drift.steps) == ("rounding", None, STEPS, STEPS)
+    assert len(drift.deviations) == 5
+    assert all("in step" in note for note in drift.notes), "of a step alone"
 
 
 def factor(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -45,38 +46,38 @@ def factor(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def skewed(model: str, change: Callable[[torch.Tensor], torch.Tensor], *shape: int, autocast: bool = False) -> Plan:
-    return Plan(model, autocast=autocast, backend=changed_gradient(change, shape=shape, after=LATE))
+    return Plan(model, autocast=autocast, backend=changed_gradient(change, shape=shape, after=LATE - 1))
 
 
-FAULTS = {
-    "factor": (lambda: skewed("gpt", factor(1e-3), 128, 32), 15, "gradient of blocks.1.fc1.weight"),
-    "factor in bfloat16": (
-        lambda: skewed("gpt", factor(1e-2), 128, 32, autocast=True),
-        15,
+def short(step: int) -> int:
+    return 8 if step % LATE else 3
+
+
+FAULTS: dict[str, tuple[Callable[[bool], Plan], int, str]] = {
+    "factor": (
+        lambda autocast: skewed("gpt", factor(1e-2 if autocast else 1e-3), 128, 32, autocast=autocast),
+        LATE,
         "gradient of blocks.1.fc1.weight",
     ),
+    "epsilon": (lambda autocast: Plan("lstm", autocast, edited(wrong_epsilon)), 1, "gradient of "),
+    "cast": (lambda autocast: Plan("gpt" if autocast else "conv", autocast, edited(dropped_cast)), 1, "gradient of "),
+    "short batch": (lambda autocast: Plan("gpt", autocast, wrong_for_short_batches(3), short), LATE, "gradient of "),
     "elements": (
-        lambda: skewed("conv", lambda g: g + 1e-3 * g.roll(1, 0), 16, 8, 3, 3),
-        15,
+        lambda autocast: skewed("conv", lambda g: g + 1e-3 * g.roll(1, 0), 16, 8, 3, 3, autocast=autocast),
+        LATE,
         "gradient of conv2.weight",
     ),
-    "epsilon": (lambda: Plan("lstm", backend=edited(wrong_epsilon)), 1, "norm"),
-    "cast": (lambda: Plan("conv", backend=edited(dropped_cast)), 1, ""),
-    "views": (lambda: Plan("views"), 1, "gradient of cell.weight_ih"),
-    "momentum": (lambda: Plan("conv", backend=edited(wrong_momentum)), 1, "buffer bn"),
-    "short batch": (
-        lambda: Plan("gpt", backend=wrong_for_short_batches(3), rows=lambda step: 3 if step == 15 else 8),
-        15,
-        "",
-    ),
+    "momentum": (lambda autocast: Plan("conv", autocast, edited(wrong_momentum)), 1, "buffer bn"),
+    "views": (lambda autocast: Plan("views", autocast), 1, "gradient of cell.weight_ih"),
 }
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_with_its_step_and_parameter(fault: str, tmp_path: Path) -> None:
+def test_a_fault_is_named_with_its_step_and_parameter(fault: str, autocast: bool, tmp_path: Path) -> None:
     plan, step, what = FAULTS[fault]
-    drift = held(plan(), tmp_path, step + 3)
+    drift = held(plan(autocast), tmp_path, STEPS)
     assert drift.verdict == "leaves"
     assert abs(drift.step - step) <= 1
     assert what in drift.what

@@ -555,13 +555,20 @@ def _is_another(spot: Spot, wide: Array, eager: Array) -> bool:
 
 def _without_reference(e: torch.Tensor, m: torch.Tensor, roundoff: float) -> ValueDifference | None:
     """Only the class of each element is certain."""
-    if not torch.equal(torch.isnan(e), torch.isnan(m)) or not torch.equal(torch.isinf(e), torch.isinf(m)):
-        return ValueDifference("certain", "NaN or infinity where the uncompiled program has a number, or the reverse")
-    finite = torch.isfinite(e)
-    if not bool(finite.any()):
-        return None
-    a, b = e[finite].to(torch.float64), m[finite].to(torch.float64)
-    gap = float((a - b).square().mean().sqrt() / a.square().mean().sqrt().clamp_min(1e-300))
+    e, m = (torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in (e, m))
+    e, m = (one.float() if one.dtype.itemsize < torch.float32.itemsize else one for one in (e, m))
+    off, size = (float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in (m - e, e))
+    if not math.isfinite(off + size):
+        if not all(torch.equal(of(e), of(m)) for of in (torch.isnan, torch.isposinf, torch.isneginf)):
+            text = "NaN or infinity where the uncompiled program has a number, or the reverse"
+            return ValueDifference("certain", text)
+        finite = torch.isfinite(e)
+        if not finite.any():
+            return None
+        e, m = e[finite].double(), m[finite].double()
+        largest = max(e.abs().max(), m.abs().max())
+        return _without_reference(e / largest, m / largest, roundoff)
+    gap = off / max(size, 1e-300)
     if gap <= 256 * roundoff:
         return None
     text = f"relative rms difference {gap:.3g}; there is no float64 reference to judge it by"

@@ -183,7 +183,8 @@ def _concluded(found: dict[str, list[StepObservation]], held: StepsHeld, runs: d
     drift.runs, drift.held, drift.notes = runs, held.held, [*drift.notes, *held.notes]
     if not held.graphs:
         raise UsageError("drift: nothing was compiled", hint="does the program call what torch.compile returned?")
-    if drift.verdict == "other":
+    certain = [step for step in held.outside if step.lasts or _is_fault(step)]
+    if drift.verdict == "other" and not certain:
         drift.verdict = "undecided"
         return drift
     plain, compiled = plain[: drift.steps], compiled[: drift.steps]
@@ -193,7 +194,6 @@ def _concluded(found: dict[str, list[StepObservation]], held: StepsHeld, runs: d
     drift.deviations |= {f"moved {i}": each for i, each in enumerate(sizes)}
     drift.growth = trajectories.growth_of(drift.deviations["compiled"])
     drift.moved_growth = [growth for each in sizes if (growth := trajectories.growth_of(each)) is not None]
-    certain = [step for step in held.outside if step.lasts or _is_fault(step)]
     drift.outside = next(iter(certain), None)
     drift.verdict, drift.step, drift.what = "rounding", None, ""
     drift.sentence = f"compiled, the training leaves the uncompiled one as rounding does, over {drift.steps} steps"

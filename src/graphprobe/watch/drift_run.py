@@ -22,6 +22,7 @@ from graphprobe.internals.dynamo.compile_calls import Compiled
 from graphprobe.internals.names import require
 from graphprobe.internals.quiet import quiet
 from graphprobe.numerics.noise import Array, Float64Array
+from graphprobe.numerics.verdict import NARROW
 from graphprobe.settings import resolve
 from graphprobe.store import layout
 from graphprobe.store.schema import json_line
@@ -35,7 +36,7 @@ from graphprobe.watch.within import looked_into
 
 Part = Literal["uncompiled", "compiled", "moved"]
 
-LOSS, DRAWN = "loss", "random numbers"
+LOSS, DRAWN, NARROWEST = "loss", "random numbers", "narrowest"
 
 MOVED_MORE, MOVED_EVERY, MOVED_FIRST = 16, 4, 8
 """Moved runs of a step in which something is outside of what others have shown. Else there is one in each of the first
@@ -73,7 +74,7 @@ class DriftRun(Watching):
         self._begun, self._data = False, ""
         self._holds, self._states = part == "compiled", Sleepers(2)
         self._worker: Rerun | None = None  # of a process that makes one step again
-        self._envelope = Envelope()
+        self._envelope, self._rounded_anew = Envelope(), None
         self._runs: list[dict[str, bytes]] = []  # of this step: the uncompiled one, and moved ones
         self._old: dict[str, Array] = {}
         self._graphs = 0
@@ -150,14 +151,17 @@ class DriftRun(Watching):
         mode = RoundedAnew(torch.Generator().manual_seed(seed), least=0.0)
         with quiet():
             mode.move([t for _, t in self._function(compiled).state() if isinstance(t, torch.nn.Parameter)])
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        self._rounded_anew = mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
         loss = self._loss
         if self._worker is not None:
-            self._worker.woken.runs = [_as_bytes(self._gradients(optimizer, loss))]
+            run = _as_bytes(self._gradients(optimizer, loss))
+            if self._rounded_anew is not None:
+                run[NARROWEST] = np.float64(self._rounded_anew.narrowest).tobytes()
+            self._worker.woken.runs = [run]
             return
         super()._steps(optimizer, args, kwargs)
         if self._holds and self._begun and not (self.ended or self.forked):
@@ -237,6 +241,7 @@ class DriftRun(Watching):
         if graphs != self._graphs:
             self._graphs = graphs
             self._envelope.compiled_anew()
+        self._envelope.narrow |= any(np.frombuffer(run[NARROWEST])[0] >= NARROW for run in self._runs[1:])
         values, *runs = self._numbers(mine)
         outside = self._envelope.outside(values, runs[0], runs[1:])
         if outside and len(self._runs) <= MOVED_MORE and self._make_again(MOVED_MORE):

@@ -24,9 +24,13 @@ PAST = 32
 WARM = 8
 """Steps after which what compiled code does is known."""
 
-FACTOR, FIRST_FACTOR = 2.0, 64.0
+FACTOR, FIRST_FACTOR, NARROW_FACTOR = 2.0, 64.0, 8.0
 """How many times the largest legitimate figure is outside: of code that is known, and before. Sums that another kernel
-makes in another order are off by some dozen roundings of the result, which an operation rounded anew is not."""
+makes in another order are off by some dozen roundings of float32, which an operation rounded anew is not; the roundings
+of a narrow dtype, which are larger, are as many or fewer where code is compiled."""
+
+LEAST_NARROW = 2.0**-7
+"""Relative: below it, roundings of float32 may be what is seen of a program with narrow dtypes, too."""
 
 ROUNDING = 2.0**-24
 """Of float32."""
@@ -59,8 +63,13 @@ class Figure(msgspec.Struct, frozen=True):
 
 @dataclass
 class Envelope:
-    """What rounding does to the figures of a program's steps, as far as it has been seen."""
+    """What rounding does to the figures of a program's steps, as far as it has been seen.
 
+    Attributes:
+        narrow: results in bfloat16, float16 or less were among those that were rounded anew.
+    """
+
+    narrow: bool = False
     _moved: dict[tuple[str, str], deque[list[float]]] = field(default_factory=lambda: defaultdict(_past))
     _own: dict[tuple[str, str], deque[float]] = field(default_factory=lambda: defaultdict(_past))
 
@@ -85,6 +94,7 @@ class Envelope:
                 limit = max(FACTOR * max(legitimate, *own), LEAST)
             else:
                 limit = max(FIRST_FACTOR * legitimate, LEAST_FIRST)
+                limit = max(NARROW_FACTOR * legitimate, min(limit, LEAST_NARROW)) if self.narrow else limit
             if not sizes[0] <= limit:
                 found.append(Figure(key[0], sizes[0], limit))
         farthest: dict[str, Figure] = {}
