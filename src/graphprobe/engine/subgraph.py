@@ -13,6 +13,7 @@ from graphprobe.engine.interpret import copied
 from graphprobe.internals.operators.operators import value_of, writes_to
 
 CALLS = ("call_function", "call_method", "call_module")
+ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 
 
 def ancestors(nodes: Collection[Node], depth: int) -> set[Node]:
@@ -113,7 +114,7 @@ class _Piece:
             return value
         self.inputs.append(copied(value))
         made = self._graph.placeholder(name)
-        made.meta = _clean(node.meta)
+        made.meta = origin_of(node)
         return made
 
     def call(self, node: Node, made: Mapping[Node, Any]) -> Node:
@@ -124,7 +125,7 @@ class _Piece:
             found = self._graph.call_module(node.name, args, kwargs)
         else:
             found = self._graph.create_node(node.op, node.target, args, kwargs, node.name)
-        found.meta = _clean(node.meta)
+        found.meta = origin_of(node)
         return found
 
     def returning(self, results: Sequence[Node]) -> tuple[GraphModule, list[Any]]:
@@ -133,8 +134,9 @@ class _Piece:
         return GraphModule(self._root, self._graph), self.inputs
 
 
-def _clean(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: meta[key] for key in ("stack_trace", "nn_module_stack") if key in meta}
+def origin_of(node: Node) -> dict[str, Any]:
+    """What is known of where a node comes from, without the values of its tracing."""
+    return {key: value for key, value in node.meta.items() if key in ORIGIN}
 
 
 def _replaced(value: Any, made: Mapping[Node, Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,12 +45,6 @@ def judge(
 
     Never raises for what the case does; the process may still die of it.
     """
-    started = time.monotonic()
-    answer = _judge(case, question, tell, backend)
-    return msgspec.structs.replace(answer, seconds=time.monotonic() - started)
-
-
-def _judge(case: Case, question: Question, tell: Callable[[int], None], backend: Callable[[], Any] | None) -> Answer:
     tell(UNCOMPILED)
     try:
         eager = [read(r) for r in program_of(case).run(lambda fn: fn)]

@@ -54,8 +54,7 @@ class Resize(EditBase, frozen=True):
             for target, tensor in tensor_attributes(graph).items():
                 cut = self._cut(tensor, self._cuts(None, tensor), compact=True)
                 if cut is not tensor:
-                    parameter = isinstance(tensor, torch.nn.Parameter)
-                    set_attribute(graph, target, torch.nn.Parameter(cut, tensor.requires_grad) if parameter else cut)
+                    set_attribute(graph, target, cut)
         error: Exception | None = None
         for bold in (True, False):
             for choice in _choices(values, sizes):
