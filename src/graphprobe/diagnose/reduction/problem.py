@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.reduction.cut import Piece, cut, inputs_of, is_opaque, record_of
+from graphprobe.diagnose.reduction.cut import Piece, is_opaque
 from graphprobe.diagnose.reduction.edits import PASSES, EditPass, NotApplicable, Recipe, size_of
 from graphprobe.diagnose.reduction.edits.measure import sharing
 from graphprobe.diagnose.reduction.recording import Recording, record
@@ -131,16 +131,16 @@ class Problem:
 
     def piece(self, recipe: Recipe) -> Piece:
         """The piece before any edit; raises NotApplicable."""
-        return cut(self.case.graph, set(recipe.keep), self.recordings)
+        return Piece(self.case.graph, set(recipe.keep), self.recordings)
 
     def build(self, recipe: Recipe, *, fresh: bool = True) -> tuple[GraphModule, list[list[Any]]]:
-        """A piece's graph, and its inputs for each call; `fresh` as for `inputs_of`.
+        """A piece's graph, and its inputs for each call; `fresh` as for `Piece.inputs`.
 
         Raises:
             NotApplicable: it cannot be built.
         """
         piece = self.piece(recipe)
-        graph, calls = piece.graph, [inputs_of(piece, self.recordings, c, fresh=fresh) for c in self.calls_of(recipe)]
+        graph, calls = piece.graph, [piece.inputs(call, fresh=fresh) for call in self.calls_of(recipe)]
         for edit in recipe.edits:
             made = [edit.apply(graph, inputs) for inputs in calls]
             if any(str(g.graph) != str(made[0][0].graph) for g, _ in made[1:]):
@@ -160,7 +160,7 @@ class Problem:
         for call in self.calls_of(recipe):
             memory: dict[tuple[int, str], int] = {}
             for i, source in enumerate(piece.sources):
-                described, captured = record_of(source, self.recordings, call)
+                described, captured = piece.described(source, call)
                 if described["kind"] == "tensor":
                     key = (id(captured), described["storage"])
                     described = {
@@ -200,10 +200,8 @@ def _groups(gm: GraphModule, recordings: Sequence[Recording]) -> list[list[Node]
 
 
 def _opaque(node: Node, recordings: Sequence[Recording]) -> bool:
-    snapshots = recordings[0].snapshots.get(node.name)
-    if node.op not in CALLS or not snapshots:
-        return False
-    return is_opaque(recordings[0].record(node.name, snapshots[0][1]))
+    record = recordings[0].first(node) if node.op in CALLS else None
+    return record is not None and is_opaque(record)
 
 
 def _paths(modules: Sequence[str | None]) -> Iterator[tuple[str, ...]]:

@@ -106,6 +106,11 @@ class Recording:
         """The snapshot of a node's value that the node at `position` found."""
         return max(entry for entry in self.snapshots[name] if entry[0] <= position)[1]
 
+    def first(self, node: Node) -> dict[str, Any] | None:
+        """The description of a node's value as it was made; None where the run did not come to the node."""
+        snapshots = self.snapshots.get(node.name)
+        return self.record(node.name, snapshots[0][1]) if snapshots else None
+
     def record(self, name: str, number: int) -> dict[str, Any]:
         """The description of a snapshot, as `capture` makes it."""
         source, at = (self.inputs, self.placeholders[name]) if number == ORIGINAL else (self.values, number)
