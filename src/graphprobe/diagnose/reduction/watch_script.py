@@ -6,11 +6,9 @@ Imports no torch before the program does.
 from __future__ import annotations
 
 import os
-import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,21 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
 from graphprobe.internals.dynamo import repro_hooks
-from graphprobe.internals.dynamo.dynamo_taps import is_restart
 from graphprobe.internals.dynamo.repro_hooks import Compile, GraphBackend, ReproHooks
 
 if TYPE_CHECKING:
-    from graphprobe.diagnose.case import Case
-    from graphprobe.diagnose.reduction.problem import Problem
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
-    from graphprobe.reduce.outcome import Answer
 
 PLACES, LEVELS = ("dynamo", "aot"), (2, 3, 4)
 AFTER, LEVEL = repro_hooks.VARIABLES
 FOLDER = "graphprobe-reduced"
 NOWHERE = "nowhere"
-_NAMELESS = re.compile(r"backend='(<[^']*>|compiler_fn)'")
-"""What torch calls a backend that is no function."""
 
 
 class GraphDiedError(GraphprobeError):
@@ -110,12 +102,13 @@ class ScriptWatch:
     ) -> None:
         self.asked, self.out = asked, out
         self.ended = WatchOutcome()
-        self._on_note, self._on_reduction = on_note or _warned, on_reduction
-        self._options, self._exit = dict(options or {}), exit
+        self.on_note, self.on_reduction = on_note or _warned, on_reduction
+        self.options, self.exit = dict(options or {}), exit
+        self.turn = threading.Lock()
+        self.busy = False  # a graph is tried or reduced, here or in a child
         self._base = Path.cwd()  # the program may go elsewhere
         self._hooks = ReproHooks(self._place, self._dynamo, self._aot)
-        self._turn = threading.Lock()
-        self._on = self._busy = False
+        self._on = False
 
     def install(self) -> None:
         """Begin; torch's own minifier is off from now on."""
@@ -135,248 +128,54 @@ class ScriptWatch:
         return asked if asked is not None and asked.after in PLACES and asked.level in LEVELS else None
 
     def _place(self) -> str | None:
-        if self._on and self._busy:
+        if self._on and self.busy:
             return NOWHERE  # in children too: torch's minifier stays off
         asked = self._wanted() if self._on else None
         if asked is None:
             return None
         return NOWHERE if self.ended.folder is not None else asked.after
 
-    def _watching(self) -> bool:
-        return self._on and not self._busy and self.ended.folder is None
+    @property
+    def watching(self) -> bool:
+        """Whether a graph that fails is to be reduced."""
+        return self._on and not self.busy and self.ended.folder is None
 
-    def _level(self) -> int:
+    @property
+    def level(self) -> int:
+        """What is looked for, see `Asked`."""
         asked = self._wanted()
         return asked.level if asked is not None else LEVELS[0]
 
     # -- graphs -------------------------------------------------------------------------------------------------------
 
     def _dynamo(self, backend: GraphBackend, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from graphprobe.diagnose.reduction.script_cases import Taken
+
         self.ended.graphs += 1
-        taken = self._taken(backend, gm)
-        case = taken.case(inputs)
-        if self._level() > LEVELS[0]:
-            taken.trial(case, values=self._level() == LEVELS[-1])
-        compiled = taken.compiled(lambda: backend.compile(gm, inputs), lambda: case)
-
-        def run(*args: Any) -> Any:
-            nonlocal case
-            first, case = case, None
-            return taken.called(compiled, args, list(args), first)
-
-        return run
+        return Taken(self, backend, gm).from_dynamo(inputs)
 
     def _aot(self, compile: Compile, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        from graphprobe.diagnose.reduction import script_cases
+        from graphprobe.diagnose.reduction.script_cases import Taken
 
         self.ended.graphs += 1
-        taken = self._taken(GraphBackend(compile, "inductor"), gm, grad=False)
-        level = self._level()
-        case = taken.case(script_cases.made_up(inputs)) if level > LEVELS[0] else None
-        taken.trial(case, values=False)
-        compiled = taken.compiled(lambda: compile(gm, inputs), lambda: taken.case(script_cases.made_up(inputs)))
-        first = True
-
-        def run(args: list[Any]) -> Any:
-            nonlocal first
-            if not self._watching():
-                return compiled(args)
-            values = list(args)
-            case = taken.case(values) if first else None
-            if first and level > LEVELS[0]:
-                taken.trial(case, values=level == LEVELS[-1])
-            first = False
-            return taken.called(compiled, (args,), values, case)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
-
-    def _taken(self, backend: GraphBackend, gm: Any, *, grad: bool | None = None) -> _Taken:
-        from graphprobe.diagnose.reduction import script_cases
-
-        try:
-            graph = script_cases.copy_of(gm)
-        except Exception as error:  # the program must go on as it would without being watched
-            self.note(f"a graph could not be copied: {type(error).__name__}: {error}")
-            graph = None
-        return _Taken(self, backend, graph, grad)
-
-    # -- what is done with a failing case -----------------------------------------------------------------------------
+        return Taken(self, GraphBackend(compile, "inductor"), gm, grad=False).from_aot(inputs)
 
     def note(self, text: str) -> None:
         """Keep and tell what could not be done."""
         self.ended.notes.append(text)
-        self._on_note(text)
+        self.on_note(text)
 
-    def reduce(
-        self, case: Case, backend: GraphBackend, failure: str, tried: tuple[Answer, Problem] | None = None
-    ) -> None:
-        """Reduce the case, unless one has been; what goes wrong with it is noted.
-
-        Args:
-            tried: what the case was seen to do, with its values.
-
-        Raises:
-            ReducedExit: it was reduced, and that is all that was wanted.
-        """
-        from graphprobe.diagnose.reduction import script_cases
-        from graphprobe.diagnose.reduction.reduce_case import reduce_case
-
-        with self._turn:
-            if not self._watching():
-                return
-            folder = self._folder()
-            self._on_note(f"a graph fails: {failure}; reducing it into {folder}")
-            result: CaseReduction | None = None
-            try:
-                with self.alone(case):
-                    if script_cases.can_fork():
-                        maker = script_cases.maker_of(backend)
-                        result = reduce_case(case, folder, backend=maker, tried=tried, **self._options)
-                        failed = result.reduction.failed
-                    else:
-                        failed = self._elsewhere(case, folder)
-            except Exception as error:
-                self.note(f"the graph could not be reduced: {type(error).__name__}: {error}")
-                return
-            if not failed:
-                self.note("the graph does not fail when it is compiled by itself")
-                return
-            self.ended.folder, self.ended.reduction = folder, result
-            if result is not None and self._on_reduction is not None:
-                self._on_reduction(result)
-            elif result is not None:
-                self._on_note(f"reduced from {result.before} calls to {result.after}: {folder / 'repro'}")
-            if result is not None and result.unproven:
-                self._on_note(f"its repro.py is no proof: {result.unproven}")
-        if self._exit:
-            raise ReducedExit
-
-    def _elsewhere(self, case: Case, folder: Path) -> bool:
-        """CUDA is in use, so that no child can judge: another process reduces what is on disk."""
-        from graphprobe.diagnose.reduction import script_cases
-
-        if case.unsaved:
-            raise UsageError(f"CUDA is in use, so that another process must reduce it; {'; '.join(case.unsaved)}")
-        how = {name: self._options.get(name) for name in ("timeout_s", "fail_regex")}
-        return script_cases.reduced_elsewhere(case, folder, **how) == 1
-
-    def try_out(self, case: Case, backend: GraphBackend, *, values: bool) -> tuple[Answer, Problem] | None:
-        """Judge a case in a child process, see `tried`; None where that cannot be done."""
-        from graphprobe.diagnose.reduction import script_cases
-
-        if not script_cases.can_fork():
-            self.note("CUDA is in use: graphs are not tried in a child process first")
-            return None
-        how = {name: self._options.get(name) for name in ("timeout_s", "memory_bytes")}
-        with self.alone(case):
-            return script_cases.tried(case, backend, values=values, **how)
-
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """Where the next reduction goes."""
         if self.out is None:
             return self._base / FOLDER / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-        if self._options.get("resume"):
+        if self.options.get("resume"):
             return self.out
         folder, number = self.out, 1
         while folder.exists() and any(folder.iterdir()):  # that of a graph before, which does not fail by itself
             number += 1
             folder = self.out.with_name(f"{self.out.name}-{number}")
         return folder
-
-    @contextmanager
-    def alone(self, case: Case) -> Iterator[None]:
-        """In the block, nothing that is compiled is watched, here and in children."""
-        from graphprobe.diagnose.reduction import script_cases
-
-        self._busy = True
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(repro_hooks.switched_off())
-                stack.enter_context(script_cases.undisturbed(case))
-                yield
-        finally:
-            self._busy = False
-
-
-class _Taken:
-    """One graph of the program: copied before it was compiled."""
-
-    def __init__(self, watch: ScriptWatch, backend: GraphBackend, graph: Any, grad: bool | None) -> None:
-        self.watch, self.backend, self.graph, self.grad = watch, backend, graph, grad
-
-    def case(self, values: Sequence[Any]) -> Case | None:
-        """The graph with these inputs; None when they cannot be kept, which is noted."""
-        from graphprobe.diagnose.reduction import script_cases
-
-        if self.graph is None:
-            return None
-        import torch
-
-        try:
-            grad = torch.is_grad_enabled() if self.grad is None else self.grad
-            case = script_cases.case_of(self.graph, values, self.backend, grad=grad)
-        except Exception as error:
-            self.watch.note(f"the inputs of a graph could not be kept: {type(error).__name__}: {error}")
-            return None
-        if case.calls[0].opaque:
-            self.watch.note(f"a graph cannot be repeated: {'; '.join(case.calls[0].opaque)}")
-            return None
-        return case
-
-    def trial(self, case: Case | None, *, values: bool) -> None:
-        """Compile and run it in a child process first, and reduce it if it fails there.
-
-        Raises:
-            GraphDiedError: it would end the program.
-        """
-        if case is None:
-            return
-        try:
-            tried = self.watch.try_out(case, self.backend, values=values)
-        except Exception as error:
-            self.watch.note(f"a graph could not be tried: {type(error).__name__}: {error}")
-            return
-        if tried is None or (answer := tried[0]).verdict.value == "passes":
-            return
-        if answer.verdict.value == "unresolved":
-            self.watch.note(f"a graph could not be judged: {answer.detail}")
-            return
-        self.watch.reduce(case, self.backend, answer.detail, tried)
-        if answer.signature.split(" ", 1)[0] in ("segfault", "hang"):
-            raise GraphDiedError(
-                f"a compiled graph was not run here, because {answer.detail} when it was tried",
-                hint=f"the smallest such graph: {self.watch.ended.folder}" if self.watch.ended.folder else "",
-            )
-
-    def compiled(self, compile: Callable[[], Callable[..., Any]], case: Callable[[], Case | None]) -> Any:
-        """What `compile` returns; what it raises is reduced, and raised."""
-        try:
-            return compile()
-        except Exception as error:
-            if not is_restart(error):
-                self._reduce(case(), error)
-            raise
-
-    def called(self, compiled: Callable[..., Any], args: Sequence[Any], values: list[Any], case: Case | None) -> Any:
-        """What the call returns; what it raises is reduced, and raised.
-
-        Args:
-            values: the inputs, kept alive so that there is a case where none was made before the call.
-            case: of this call.
-        """
-        if not self.watch._watching():
-            return compiled(*args)
-        try:
-            return compiled(*args)
-        except Exception as error:
-            self._reduce(case or self.case(values), error)
-            raise
-
-    def _reduce(self, case: Case | None, error: Exception) -> None:
-        if case is not None:
-            line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            named = _NAMELESS.sub(f"backend={case.backend_shown!r}", line)
-            self.watch.reduce(case, self.backend, f"{type(error).__name__}: {named}")
 
 
 def _warned(text: str) -> None:
