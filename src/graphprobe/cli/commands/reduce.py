@@ -176,15 +176,13 @@ def _program(
     json_to: JsonTo,
 ) -> int:
     """Run a program, and reduce its first failing graph."""
-    from graphprobe.diagnose.reduction.case_folder import check_resumed
+    from graphprobe.diagnose.reduction.case_folder import is_new
     from graphprobe.diagnose.reduction.watch_script import ScriptWatch
     from graphprobe.probe import script
 
     out = Path(out_dir).absolute() if out_dir is not None else None
-    if out is not None and options["resume"]:
-        check_resumed(out)
-    elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} holds something already", hint="Name a folder that is new or empty.")
+    if out is not None:
+        is_new(out, resume=options["resume"])
     script.check(program)
     path = program.name
     line = ProgressLine()

@@ -13,7 +13,7 @@ from graphprobe.diagnose.reduction.edits.base import NotApplicable
 from graphprobe.diagnose.reduction.recording import ORIGINAL, Recording, Storages
 from graphprobe.engine.replay import computed, restore
 from graphprobe.engine.subgraph import CALLS, attribute, origin_of, output_node
-from graphprobe.engine.values import CapturedValues
+from graphprobe.engine.values import CapturedValues, why_opaque
 
 Path = tuple[int, ...]
 
@@ -42,8 +42,8 @@ class Piece:
 
     def __init__(self, gm: GraphModule, keep: Collection[str], recordings: Sequence[Recording]) -> None:
         self._gm, self._recordings = gm, recordings
-        position = {n: i for i, n in enumerate(gm.graph.nodes)}
-        kept = {n: None for n in position if n.op in CALLS and n.name in keep}
+        position, names = {n: i for i, n in enumerate(gm.graph.nodes)}, set(keep)
+        kept = {n: None for n in position if n.op in CALLS and n.name in names}
         self._written = {name for r in recordings for n in kept for name in r.writes.get(n.name, ())}
         self.sources: list[Source] = []
         self._graph = Graph()
@@ -104,7 +104,7 @@ class Piece:
         """Not what is no data, such as None, or the mark of a context that was entered."""
         recording = self._recordings[0]
         record = recording.first(node)
-        return node.name == recording.failed if record is None else record["kind"] != "none" and not is_opaque(record)
+        return node.name == recording.failed if record is None else record["kind"] != "none" and not why_opaque(record)
 
     def described(self, source: Source, call: int) -> tuple[Mapping[str, Any], CapturedValues]:
         """The description of a placeholder's value in one call, and the capture that it belongs to."""
@@ -132,11 +132,3 @@ class Piece:
                 value = computed(value)
             found.append(value)
         return found
-
-
-def is_opaque(record: Mapping[str, Any]) -> bool:
-    """Whether a value, or part of it, cannot be saved."""
-    if record["kind"] == "opaque":
-        return True
-    items = record.get("items", ())
-    return any(is_opaque(item) for item in (items.values() if isinstance(items, dict) else items))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -111,8 +109,7 @@ def _made_up(module: ModuleType, file: Path) -> CapturedValues:
     if metas is None or synthetic is None:
         raise UsageError(f"no inputs lie beside {file}", hint="Collect with `graphprobe run --save-inputs`.")
     torch.manual_seed(0)
-    values: Sequence[Any] = metas() if callable(metas) else [synthetic(meta) for meta in metas]
-    return capture(list(values), rng=False)
+    return capture([synthetic(meta) for meta in metas], rng=False)
 
 
 def _built(module: ModuleType, file: Path) -> GraphModule:

@@ -88,10 +88,7 @@ class _Saver:
         self.problems: list[str] = []
         self._when = 0.0
 
-    def __enter__(self) -> _Saver:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def on_exit(self, kind: object, error: BaseException | None, trace: object) -> None:
         """What is left by an exception leaves the best case on disk."""
         if error is not None:
             with contextlib.suppress(Exception):
@@ -171,7 +168,7 @@ def reduce_case(
         raise UsageError("the graph has no calls that could be left out, or cannot be rebuilt")
     identity = combined(whole.digest, case.backend, case.grad, case.dynamic, check, fail_regex, _settings(case))
     state = State(identity=identity, check=check, fail_regex=fail_regex)
-    place = CaseFolder.resume(folder, case, state) if resume else CaseFolder.begin(folder, case, state)
+    place = CaseFolder.open(folder, case, state, resume=resume)
     if backend is None and case.own_backend is not None:
         backend = case.own_backend.value
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
@@ -179,7 +176,8 @@ def reduce_case(
         oracle = _oracle(service, place, timeout_s, first)  # a worker, which ends with it
         stack.callback(oracle.close)
         journal = stack.enter_context(Journal.open(folder / JOURNAL, identity=identity, resume=resume))
-        saver = stack.enter_context(_Saver(place, problem))
+        saver = _Saver(place, problem)
+        stack.push(saver.on_exit)
         reduction: Reduction[FxCandidate] = reduce(
             problem,
             oracle,

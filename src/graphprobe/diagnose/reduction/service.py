@@ -25,7 +25,7 @@ from graphprobe.diagnose.reduction.judge import UNCOMPILED, Question, judge, unr
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.recording import record
 from graphprobe.engine.forked_child import Outcome, isolated
-from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
+from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
 from graphprobe.internals import after_fork
 from graphprobe.internals.caches import bypassed
@@ -122,11 +122,6 @@ def limit(memory_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 
-class _Small(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return (x + 1).sum(), x @ x
-
-
 def warm_up(backend: str, *, grad: bool) -> None:
     """Compile something small once, in a thread that ends with it, so that children can have threads of their own.
 
@@ -137,7 +132,7 @@ def warm_up(backend: str, *, grad: bool) -> None:
         with contextlib.suppress(Exception), torch.set_grad_enabled(grad), bypassed():
             after_fork.prepare()
             require("torch._inductor", "config", purpose="compiling in a child process").compile_threads = 1
-            compiled = torch.compile(symbolic_trace(_Small()), backend=backend)
+            compiled = torch.compile(symbolic_trace(lambda x: ((x + 1).sum(), x @ x)), backend=backend)
             total, _ = compiled(torch.ones(4, 4, requires_grad=grad))
             if grad:
                 total.backward()
@@ -159,8 +154,7 @@ def allowed_differences(problem: Problem, recipe: Recipe, *, timeout_s: float) -
     outcome = isolated(step, timeout_s=timeout_s)
     if not isinstance(outcome.value, list):
         return []
-    values: CapturedValues = from_bytes(*outcome.value)
-    return values.restore()
+    return from_bytes(*outcome.value).restore()
 
 
 def uses_cuda(problem: Problem) -> bool:

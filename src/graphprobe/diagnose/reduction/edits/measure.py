@@ -196,10 +196,8 @@ def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 def literals(node: Node) -> Iterator[tuple[str, Any]]:
     """Every number and dtype among the arguments, behind its path, e.g. `args.1.0` or `kwargs.size.0`."""
-    for i, value in enumerate(node.args):
-        yield from _leaves(f"args.{i}", value)
-    for name, value in node.kwargs.items():
-        yield from _leaves(f"kwargs.{name}", value)
+    yield from _leaves("args", node.args)
+    yield from _leaves("kwargs", node.kwargs)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -219,8 +217,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def put(node: Node, new: Mapping[str, Any]) -> None:
     """Write other literals into the arguments, by path."""
     if new:
-        node.args = tuple(_replaced(f"args.{i}", value, new) for i, value in enumerate(node.args))
-        node.kwargs = {name: _replaced(f"kwargs.{name}", value, new) for name, value in node.kwargs.items()}
+        node.args, node.kwargs = _replaced("args", node.args, new), _replaced("kwargs", node.kwargs, new)
 
 
 def _replaced(path: str, value: Any, new: Mapping[str, Any]) -> Any:

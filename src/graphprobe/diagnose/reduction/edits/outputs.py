@@ -5,6 +5,7 @@ What is inside of such a graph can be reduced only then.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -159,11 +160,8 @@ def _operands(graph: GraphModule, call: Node) -> list[Any]:
 
 def _free_name(graph: GraphModule, target: str) -> str:
     base = target.replace(".", "_")
-    name, count = base, 0
-    while hasattr(graph, name):
-        count += 1
-        name = f"{base}_{count}"
-    return name
+    names = itertools.chain([base], (f"{base}_{count}" for count in itertools.count(1)))
+    return next(name for name in names if not hasattr(graph, name))
 
 
 def _hand_over(graph: Graph, call: Node, values: Sequence[Any]) -> None:
