@@ -23,9 +23,6 @@ from graphprobe.reduce.outcome import Answer, OracleVerdict
 
 UNSUPPORTED = "torch._dynamo.exc.Unsupported"
 
-UNCOMPILED, COMPILED = 1, 2
-"""Phases of a judgement, told as they begin: what ends the process in the first is no fault of the compiler."""
-
 
 class Question(msgspec.Struct, frozen=True):
     """What is asked of a piece."""
@@ -35,17 +32,16 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def judge(
-    case: Case, question: Question, tell: Callable[[int], None], *, backend: Callable[[], Any] | None = None
+    case: Case, question: Question, compiling: Callable[[], object], *, backend: Callable[[], Any] | None = None
 ) -> Answer:
     """Run the case and say whether it fails.
 
     Args:
-        tell: is told each phase.
+        compiling: is called before anything is compiled: what ends the process until then is no fault of the compiler.
         backend: makes what to compile with; None: the case's own.
 
     Never raises for what the case does; the process may still die of it.
     """
-    tell(UNCOMPILED)
     try:
         eager = [read(r) for r in program_of(case).run(lambda fn: fn)]
     except Exception as error:  # values that cannot be saved, a backward that cannot be run
@@ -53,7 +49,7 @@ def judge(
     broken = next((c.raised for c in eager if c.raised is not None), None)
     if broken is not None and question.wanted != "missing_exception" and question.wanted:
         return unresolved(f"uncompiled it raises {broken.short}")
-    tell(COMPILED)
+    compiling()
     got, raised = compiled_calls(case, backend)
     raised = raised or next((c.raised for c, e in zip(got, eager, strict=False) if c.raised and not e.raised), None)
     if raised is not None:

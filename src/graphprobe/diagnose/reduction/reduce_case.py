@@ -24,7 +24,7 @@ from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.findings import Finding
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
-from graphprobe.reduce.outcome import Answer, Progress
+from graphprobe.reduce.outcome import Answer, OracleVerdict, Progress
 from graphprobe.reduce.reducer import INTERRUPTED, Reduction, reduce
 
 TIMEOUT_S = 300.0
@@ -173,14 +173,22 @@ def reduce_case(
         backend = case.own_backend.value
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
     with contextlib.ExitStack() as stack:
-        oracle = _oracle(service, place, timeout_s, first)  # a worker, which ends with it
-        stack.callback(oracle.close)
+        oracle = _oracle(service, state=place.state, timeout_s=timeout_s, first=first)
+        if isinstance(oracle, CompilerOracle):
+            stack.callback(oracle.close)
+
+        def ask(candidate: FxCandidate) -> Answer:
+            answer = oracle(candidate)
+            if answer.verdict is OracleVerdict.FAILS and not place.state.signature:
+                place.found(answer.signature)
+            return answer
+
         journal = stack.enter_context(Journal.open(folder / JOURNAL, identity=identity, resume=resume))
         saver = _Saver(place, problem)
         stack.push(saver.on_exit)
         reduction: Reduction[FxCandidate] = reduce(
             problem,
-            oracle,
+            ask,
             shrinks=shrinks_for(problem),
             rebase=lambda candidate: service.problem_based_on(candidate.recipe, timeout_s=timeout_s),
             signature=place.state.signature,
@@ -197,19 +205,13 @@ def reduce_case(
 
 
 def _oracle(
-    service: Service, place: CaseFolder, timeout_s: float, first: Answer | None
+    service: Service, *, state: State, timeout_s: float, first: Answer | None
 ) -> CompilerOracle | CommandOracle:
-    state = place.state
+    pattern = state.fail_regex
     if state.check is not None:
-        return CommandOracle(state.check, timeout_s=timeout_s, fail_regex=state.fail_regex, on_wanted=place.found)
-    return CompilerOracle(
-        service,
-        timeout_s=timeout_s,
-        wanted=state.signature,
-        fail_regex=state.fail_regex,
-        first=first if state.fail_regex is None else None,
-        on_wanted=place.found,
-    )
+        return CommandOracle(state.check, timeout_s=timeout_s, fail_regex=pattern)
+    first = first if pattern is None else None
+    return CompilerOracle(service, timeout_s=timeout_s, wanted=state.signature, fail_regex=pattern, first=first)
 
 
 def _settings(case: Case) -> list[str]:

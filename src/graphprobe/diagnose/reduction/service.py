@@ -21,7 +21,7 @@ from torch.fx import symbolic_trace
 from graphprobe.diagnose.check_case import allowed, reference_of
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.edits import NotApplicable, Recipe
-from graphprobe.diagnose.reduction.judge import UNCOMPILED, Question, judge, unresolved
+from graphprobe.diagnose.reduction.judge import Question, judge, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.recording import record
 from graphprobe.engine.forked_child import Outcome, isolated
@@ -77,34 +77,30 @@ class Service:
             problem = self.problem_based_on(job.recipe.base, timeout_s=job.timeout_s)
         except (UsageError, NotApplicable) as error:
             return unresolved(f"it cannot be built: {error}")
-        phase = mmap.mmap(-1, 1)
-
-        def tell(now: int) -> None:
-            phase[0] = now
+        compiling = mmap.mmap(-1, 1)  # which the child shares
 
         def step() -> Answer:
-            tell(UNCOMPILED)
             limit(self.memory_bytes)
             try:
                 case = problem.case_of(job.recipe)
             except NotApplicable as error:
                 return unresolved(f"it cannot be built: {error}")
-            return judge(case, job.question, tell, backend=self.backend)
+            return judge(case, job.question, lambda: compiling.write(b"1"), backend=self.backend)
 
-        with phase:
+        with compiling:
             outcome = isolated(step, timeout_s=job.timeout_s)
-            return msgspec.structs.replace(_answer(outcome, phase[0]), seconds=outcome.seconds)
+            return msgspec.structs.replace(_answer(outcome, compiling=bool(compiling[0])), seconds=outcome.seconds)
 
 
-def _answer(outcome: Outcome, phase: int) -> Answer:
+def _answer(outcome: Outcome, *, compiling: bool) -> Answer:
     if outcome.died:
         how = "did not end in its time" if outcome.timed_out else f"was killed by {outcome.signal}"
-        if phase <= UNCOMPILED:
+        if not compiling:
             return unresolved(f"the uncompiled run {how}")
         return Answer(OracleVerdict.FAILS, sign.of_death(outcome.signal), f"the process {how}")
     if outcome.raised is not None:
         text = f"{outcome.raised.type}: {outcome.raised.message}"
-        if phase <= UNCOMPILED or outcome.stuck:
+        if not compiling or outcome.stuck:
             return unresolved(text)
         return Answer(OracleVerdict.FAILS, sign.of_exception(outcome.raised, compiling=False), text)
     return msgspec.convert(outcome.value, Answer)
