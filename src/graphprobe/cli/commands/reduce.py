@@ -20,7 +20,7 @@ from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
-    from graphprobe.diagnose.reduction.watch_script import Asked, WatchOutcome
+    from graphprobe.diagnose.reduction.watched import Asked, WatchOutcome
     from graphprobe.probe.script import Ended, ScriptTarget
     from graphprobe.reduce.outcome import Progress
 
@@ -160,7 +160,7 @@ def _is_script(case: str) -> bool:
 
 
 def _asked(after: str | None, level: str | None) -> Asked:
-    from graphprobe.diagnose.reduction.watch_script import LEVEL, Asked, asked_by
+    from graphprobe.diagnose.reduction.watched import LEVEL, Asked, asked_by
 
     known = asked_by(os.environ)
     found = int(level or (os.environ.get(LEVEL) if known is not None else None) or 4)

@@ -17,9 +17,8 @@ from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.edits import NotApplicable
-from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import FxCandidate
-from graphprobe.diagnose.reduction.service import Job, Service, limit, uses_cuda, warm_up
+from graphprobe.diagnose.reduction.service import Job, Question, Service, limit, unresolved, uses_cuda, warm_up
 from graphprobe.engine.worker import Worker
 from graphprobe.internals import after_fork
 from graphprobe.reduce.outcome import Answer, OracleVerdict

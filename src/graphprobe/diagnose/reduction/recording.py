@@ -54,8 +54,7 @@ class _Recorder(Interpreter):
         changed = [name for name, old in before.items() if versions(self._live[name]) != old]
         if changed:
             self.writes[n.name] = changed
-        original = n.op == "placeholder"
-        self._keep(n.name, result, original=original)
+        self._keep(n.name, result, original=n.op == "placeholder")
         return result
 
     def _keep(self, name: str, value: Any, *, original: bool = False) -> None:

@@ -173,22 +173,13 @@ def reduce_case(
         backend = case.own_backend.value
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
     with contextlib.ExitStack() as stack:
-        oracle = _oracle(service, state=place.state, timeout_s=timeout_s, first=first)
-        if isinstance(oracle, CompilerOracle):
-            stack.callback(oracle.close)
-
-        def ask(candidate: FxCandidate) -> Answer:
-            answer = oracle(candidate)
-            if answer.verdict is OracleVerdict.FAILS and not place.state.signature:
-                place.found(answer.signature)
-            return answer
-
+        oracle = _oracle(service, stack, state=place.state, timeout_s=timeout_s, first=first)
         journal = stack.enter_context(Journal.open(folder / JOURNAL, identity=identity, resume=resume))
         saver = _Saver(place, problem)
         stack.push(saver.on_exit)
         reduction: Reduction[FxCandidate] = reduce(
             problem,
-            ask,
+            _noting(oracle, place),
             shrinks=shrinks_for(problem),
             rebase=lambda candidate: service.problem_based_on(candidate.recipe, timeout_s=timeout_s),
             signature=place.state.signature,
@@ -199,19 +190,32 @@ def reduce_case(
             on_best=saver.on_best,
             on_progress=on_progress,
         )
-    took_s = oracle.longest_s if isinstance(oracle, CompilerOracle) else 0.0
     alone = backend is None or case.own_backend is not None  # the repro has all that it needs
-    return _finished(reduction, saver, whole.calls, run=alone, took_s=took_s, by_command=check is not None)
+    return _finished(reduction, saver, whole.calls, run=alone, oracle=oracle)
 
 
 def _oracle(
-    service: Service, *, state: State, timeout_s: float, first: Answer | None
+    service: Service, stack: contextlib.ExitStack, *, state: State, timeout_s: float, first: Answer | None
 ) -> CompilerOracle | CommandOracle:
+    """The judge; `stack` ends its worker."""
     pattern = state.fail_regex
     if state.check is not None:
         return CommandOracle(state.check, timeout_s=timeout_s, fail_regex=pattern)
     first = first if pattern is None else None
-    return CompilerOracle(service, timeout_s=timeout_s, wanted=state.signature, fail_regex=pattern, first=first)
+    oracle = CompilerOracle(service, timeout_s=timeout_s, wanted=state.signature, fail_regex=pattern, first=first)
+    return stack.enter_context(contextlib.closing(oracle))
+
+
+def _noting(oracle: CompilerOracle | CommandOracle, place: CaseFolder) -> Callable[[FxCandidate], Answer]:
+    """The oracle; the folder takes note of the first failure, which is the one that is looked for."""
+
+    def ask(candidate: FxCandidate) -> Answer:
+        answer = oracle(candidate)
+        if answer.verdict is OracleVerdict.FAILS and not place.state.signature:
+            place.found(answer.signature)
+        return answer
+
+    return ask
 
 
 def _settings(case: Case) -> list[str]:
@@ -229,8 +233,14 @@ def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
 
 
 def _finished(
-    reduction: Reduction[FxCandidate], saver: _Saver, before: int, *, run: bool, took_s: float, by_command: bool
+    reduction: Reduction[FxCandidate],
+    saver: _Saver,
+    before: int,
+    *,
+    run: bool,
+    oracle: CompilerOracle | CommandOracle,
 ) -> CaseReduction:
+    by_command = isinstance(oracle, CommandOracle)
     code: int | None = None
     folder = saver.folder.path
     if reduction.failed:
@@ -239,7 +249,7 @@ def _finished(
         flaky = reduction.rate is not None and reduction.rate < 1
         saver.write(rate=max(reduction.rate or 0.0, 0.01) if flaky else 1.0)
         run = run and not saver.problems and reduction.stopped != INTERRUPTED
-        if run and saver.shorten(took_s):
+        if run and saver.shorten(oracle.longest_s if isinstance(oracle, CompilerOracle) else 0.0):
             code = EXIT_FOUND
         elif run and not by_command:
             hangs = reduction.signature == sign.HANG

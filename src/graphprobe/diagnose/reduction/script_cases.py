@@ -18,12 +18,11 @@ from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier.own_backend import STAND_IN, own_backend, shown_name
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction.case_folder import finding_of
-from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import Problem
 from graphprobe.diagnose.reduction.reduce_case import TIMEOUT_S, CaseReduction, reduce_case
-from graphprobe.diagnose.reduction.service import Job, Service
+from graphprobe.diagnose.reduction.service import Job, Question, Service, unresolved
 from graphprobe.diagnose.reduction.signature import kind_of
-from graphprobe.diagnose.reduction.watch_script import LEVELS, GraphDiedError, ReducedExit, ScriptWatch
+from graphprobe.diagnose.reduction.watched import LEVELS, GraphDiedError, GraphsWatch, ReducedExit
 from graphprobe.diagnose.settings import changed_settings
 from graphprobe.engine.memory import free_memory
 from graphprobe.engine.replay import synthetic
@@ -110,7 +109,7 @@ class Taken:
         grad: whether gradients are on; None: as they are when a case is made.
     """
 
-    def __init__(self, watch: ScriptWatch, backend: GraphBackend, gm: Any, *, grad: bool | None = None) -> None:
+    def __init__(self, watch: GraphsWatch, backend: GraphBackend, gm: Any, *, grad: bool | None = None) -> None:
         self.watch, self.backend, self.grad = watch, backend, grad
         self.graph: GraphModule | None = None
         try:

@@ -5,148 +5,31 @@ Imports no torch before the program does.
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graphprobe.errors import GraphprobeError, GraphprobeWarning, UsageError
-from graphprobe.internals.dynamo import repro_hooks
-from graphprobe.internals.dynamo.repro_hooks import Compile, GraphBackend, ReproHooks
-
-if TYPE_CHECKING:
-    from graphprobe.diagnose.reduction.reduce_case import CaseReduction
-
-PLACES, LEVELS = ("dynamo", "aot"), (2, 3, 4)
-AFTER, LEVEL = repro_hooks.VARIABLES
-FOLDER = "graphprobe-reduced"
-NOWHERE = "nowhere"
+from graphprobe.diagnose.reduction.watched import GraphsWatch, asked_by
+from graphprobe.internals.dynamo.repro_hooks import Compile, GraphBackend, ReproHooks, asked_of_torch
 
 
-class GraphDiedError(GraphprobeError):
-    """A graph ended the child process that compiled and ran it first, as it would have ended the program."""
+class ScriptWatch(GraphsWatch):
+    """Takes each graph that this process compiles, and reduces the first that fails."""
 
-    slug = "graph-died"
-
-
-class ReducedExit(SystemExit):
-    """Ends the program as `sys.exit()` would, because what was wanted of it is on disk."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """After which stage graphs are taken, and what is looked for."""
-
-    after: str  # `dynamo`: Dynamo's graphs. `aot`: those of AOTAutograd, as Inductor gets them.
-    level: int  # 2: exceptions. 3: also crashes and hangs, by a trial in a child process. 4: also wrong values.
-
-
-def asked_by(environ: Mapping[str, str]) -> Asked | None:
-    """What TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL ask for; None when they are not set.
-
-    Raises:
-        UsageError: a value that they cannot have.
-    """
-    after, level = environ.get(AFTER), environ.get(LEVEL)
-    if after is not None and after not in PLACES:
-        raise UsageError(f"{AFTER}={after!r}: it takes dynamo or aot", hint=f"unset {AFTER} to switch it off")
-    if level is not None and level not in map(str, LEVELS):
-        raise UsageError(
-            f"{LEVEL}={level!r}: it takes 2, 3 or 4", hint="2: exceptions, 3: also crashes, 4: also wrong values"
-        )
-    if level is not None and after is None:
-        raise UsageError(f"{LEVEL}={level} says nothing without {AFTER}", hint=f"set {AFTER}=dynamo or {AFTER}=aot")
-    return None if after is None else Asked(after, int(level or 2))
-
-
-@dataclass
-class WatchOutcome:
-    """What came of watching.
-
-    Attributes:
-        notes: failures that could not be reduced, graphs that could not be judged.
-    """
-
-    graphs: int = 0  # that were seen
-    reduction: CaseReduction | None = None  # of the first graph that failed
-    folder: Path | None = None  # of the reduction, also where it was made by another process
-    notes: list[str] = field(default_factory=list)
-
-
-class ScriptWatch:
-    """Takes each graph that this process compiles, and reduces the first that fails.
-
-    Args:
-        asked: None: as `torch._dynamo.config` says at each graph, which the environment or the program sets.
-        out: folder for the reduction; None: a new one in `graphprobe-reduced`.
-        on_note: is told what happens, one sentence each.
-        on_reduction: is told the result; None: `on_note` is told where it lies.
-        options: of `reduce_case`.
-        exit: whether the program is left, by `ReducedExit`, once a graph was reduced; else it goes on, and fails as it
-            would have.
-    """
-
-    def __init__(
-        self,
-        asked: Asked | None = None,
-        *,
-        out: Path | None = None,
-        on_note: Callable[[str], None] | None = None,
-        on_reduction: Callable[[CaseReduction], None] | None = None,
-        options: Mapping[str, Any] | None = None,
-        exit: bool = False,
-    ) -> None:
-        self.asked, self.out = asked, out
-        self.ended = WatchOutcome()
-        self.on_note, self.on_reduction = on_note or _warned, on_reduction
-        self.options, self.exit = dict(options or {}), exit
-        self.turn = threading.Lock()
-        self.busy = False  # a graph is tried or reduced, here or in a child
-        self._base = Path.cwd()  # the program may go elsewhere
-        self._hooks = ReproHooks(self._place, self._dynamo, self._aot)
-        self._on = False
+    @functools.cached_property
+    def _hooks(self) -> ReproHooks:
+        return ReproHooks(self.place, self._dynamo, self._aot)
 
     def install(self) -> None:
         """Begin; torch's own minifier is off from now on."""
-        self._on = True
+        self.on = True
         self._hooks.install()
 
     def remove(self) -> None:
         """End; what was compiled meanwhile is not watched any more."""
-        self._on = False
+        self.on = False
         self._hooks.remove()
-
-    # -- what is wanted -----------------------------------------------------------------------------------------------
-
-    def _wanted(self) -> Asked | None:
-        after, level = repro_hooks.asked_of_torch()
-        asked = self.asked or (Asked(after, level) if after is not None else None)
-        return asked if asked is not None and asked.after in PLACES and asked.level in LEVELS else None
-
-    def _place(self) -> str | None:
-        if self._on and self.busy:
-            return NOWHERE  # in children too: torch's minifier stays off
-        asked = self._wanted() if self._on else None
-        if asked is None:
-            return None
-        return NOWHERE if self.ended.folder is not None else asked.after
-
-    @property
-    def watching(self) -> bool:
-        """Whether a graph that fails is to be reduced."""
-        return self._on and not self.busy and self.ended.folder is None
-
-    @property
-    def level(self) -> int:
-        """What is looked for, see `Asked`."""
-        asked = self._wanted()
-        return asked.level if asked is not None else LEVELS[0]
-
-    # -- graphs -------------------------------------------------------------------------------------------------------
 
     def _dynamo(self, backend: GraphBackend, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         from graphprobe.diagnose.reduction.script_cases import Taken
@@ -160,27 +43,6 @@ class ScriptWatch:
         self.ended.graphs += 1
         return Taken(self, GraphBackend(compile, "inductor"), gm, grad=False).from_aot(inputs)
 
-    def note(self, text: str) -> None:
-        """Keep and tell what could not be done."""
-        self.ended.notes.append(text)
-        self.on_note(text)
-
-    def folder(self) -> Path:
-        """Where the next reduction goes."""
-        if self.out is None:
-            return self._base / FOLDER / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-        if self.options.get("resume"):
-            return self.out
-        folder, number = self.out, 1
-        while folder.exists() and any(folder.iterdir()):  # that of a graph before, which does not fail by itself
-            number += 1
-            folder = self.out.with_name(f"{self.out.name}-{number}")
-        return folder
-
-
-def _warned(text: str) -> None:
-    warnings.warn(f"graphprobe: {text}", GraphprobeWarning, stacklevel=3)
-
 
 def watch_environment(environ: Mapping[str, str] | None = None) -> ScriptWatch | None:
     """A watch that obeys the environment and the settings of torch, not installed yet; None when neither asks for one.
@@ -189,4 +51,4 @@ def watch_environment(environ: Mapping[str, str] | None = None) -> ScriptWatch |
         UsageError: a value that a variable cannot have.
     """
     asked = asked_by(os.environ if environ is None else environ)
-    return None if asked is None and repro_hooks.asked_of_torch()[0] is None else ScriptWatch()
+    return None if asked is None and asked_of_torch()[0] is None else ScriptWatch()

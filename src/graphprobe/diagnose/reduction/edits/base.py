@@ -172,8 +172,3 @@ def set_attribute(gm: GraphModule, target: str, value: Any) -> None:
         owner.register_buffer(name, value)
     else:
         setattr(owner, name, value)
-
-
-def tensor_attributes(gm: GraphModule) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants that the graph itself reads, by target, in the order of their first use."""
-    return read_from(gm, torch.Tensor)

@@ -18,7 +18,6 @@ from graphprobe.diagnose.reduction.edits.base import (
     set_attribute,
     shares,
     tensor_at,
-    tensor_attributes,
     tensors,
     together,
 )
@@ -28,6 +27,7 @@ from graphprobe.diagnose.reduction.edits.measure import (
     literals,
     put,
     rank_of,
+    read_from,
     rounded,
     set_constant,
     value_rank,
@@ -166,7 +166,7 @@ class Cast(EditBase, frozen=True):
                 raise NotApplicable(f"{self}: input {i} shares its memory")
         values = [_converted(v, dtype) if i in chosen else v for i, v in enumerate(inputs)]
         if not self.inputs:
-            for target, tensor in tensor_attributes(graph).items():
+            for target, tensor in read_from(graph, torch.Tensor).items():
                 if tensor.dtype == source:
                     set_attribute(graph, target, _converted(tensor, dtype))
         for node in calls(graph) if self.literals else ():
@@ -189,7 +189,7 @@ def plain(dtype: torch.dtype) -> torch.dtype:
 
 
 def _casts(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    every = [inputs[i].dtype for i in tensors(inputs)] + [t.dtype for t in tensor_attributes(graph).values()]
+    every = [inputs[i].dtype for i in tensors(inputs)] + [t.dtype for t in read_from(graph, torch.Tensor).values()]
     sources = [d for d in dict.fromkeys(every) if plain(d) is not d and rank_of(plain(d)) < rank_of(d)]
     for source in sources:
         for named in (True, False):
