@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from graphprobe.compiler_config import CompilerConfig
     from graphprobe.diagnose.api import diagnose
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
-    from graphprobe.diagnose.reduction.watch_script import GraphDiedError
+    from graphprobe.diagnose.reduction.watched import GraphDiedError
     from graphprobe.diagnose.ways.pass_list import diagnose_passes
     from graphprobe.errors import (
         ArtifactNotFoundError,

@@ -134,7 +134,8 @@ def copy_tensor(value: torch.Tensor) -> torch.Tensor:
     return detached.clone() if detached.layout is torch.strided else detached
 
 
-def _cuda_devices(values: Sequence[Any]) -> list[int]:
+def cuda_devices(values: Sequence[Any]) -> list[int]:
+    """Numbers of the GPUs on which any of these values is."""
     return sorted({v.get_device() for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"})
 
 
@@ -154,7 +155,7 @@ def run_graph(
     own = copied_together(inputs, _as_it_is if recorder.functional else torch.clone)
     run = GraphRun(inputs=own)
     try:
-        with torch.no_grad(), torch.random.fork_rng(_cuda_devices(own)):
+        with torch.no_grad(), torch.random.fork_rng(cuda_devices(own)):
             torch.manual_seed(SEED)
             run.outputs = recorder.run(*own)
     except Exception as error:

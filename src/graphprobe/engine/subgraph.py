@@ -13,6 +13,7 @@ from graphprobe.engine.interpret import copied
 from graphprobe.internals.operators.operators import value_of, writes_to
 
 CALLS = ("call_function", "call_method", "call_module")
+ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 
 
 def ancestors(nodes: Collection[Node], depth: int) -> set[Node]:
@@ -100,56 +101,36 @@ class _Piece:
 
     def __init__(self, gm: GraphModule, values: Mapping[str, Any]) -> None:
         self._gm, self._values = gm, values
-        self._graph, self._root = Graph(), torch.nn.Module()
+        self._graph = Graph()
         self.inputs: list[Any] = []
 
     def take(self, node: Node, name: str) -> Any:
         """The stand-in for the value of a node outside: a placeholder for a tensor, an attribute for a graph."""
         value = attribute(self._gm, node.target) if node.op == "get_attr" else self._values.get(node.name)
         if isinstance(value, GraphModule):
-            setattr(self._root, node.name, value)
-            return self._graph.get_attr(node.name)
+            return self._graph.get_attr(str(node.target))
         if not isinstance(value, torch.Tensor):
             return value
         self.inputs.append(copied(value))
         made = self._graph.placeholder(name)
-        made.meta = _clean(node.meta)
+        made.meta = origin_of(node)
         return made
 
     def call(self, node: Node, made: Mapping[Node, Any]) -> Node:
         """The call of a node, on the stand-ins of the nodes that it takes."""
-        args, kwargs = _replaced((node.args, dict(node.kwargs)), made)
-        if node.op == "call_module":
-            self._root.add_module(node.name, self._gm.get_submodule(str(node.target)))
-            found = self._graph.call_module(node.name, args, kwargs)
-        else:
-            found = self._graph.create_node(node.op, node.target, args, kwargs, node.name)
-        found.meta = _clean(node.meta)
+        found = self._graph.node_copy(node, made.__getitem__)
+        found.meta = origin_of(node)
         return found
 
     def returning(self, results: Sequence[Node]) -> tuple[GraphModule, list[Any]]:
         """The graph, which returns these, and its inputs."""
         self._graph.output(tuple(results))
-        return GraphModule(self._root, self._graph), self.inputs
+        return GraphModule(self._gm, self._graph), self.inputs
 
 
-def _clean(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: meta[key] for key in ("stack_trace", "nn_module_stack") if key in meta}
-
-
-def _replaced(value: Any, made: Mapping[Node, Any]) -> Any:
-    if isinstance(value, Node):
-        return made[value]
-    if isinstance(value, slice):
-        return slice(*(_replaced(v, made) for v in (value.start, value.stop, value.step)))
-    if isinstance(value, (list, tuple)):
-        items = [_replaced(v, made) for v in value]
-        return (
-            type(value)(*items) if hasattr(value, "_fields") else (tuple(items) if isinstance(value, tuple) else items)
-        )
-    if isinstance(value, dict):
-        return {k: _replaced(v, made) for k, v in value.items()}
-    return value
+def origin_of(node: Node) -> dict[str, Any]:
+    """What is known of where a node comes from, without the values of its tracing."""
+    return {key: value for key, value in node.meta.items() if key in ORIGIN}
 
 
 def attribute(module: Any, target: object) -> Any:

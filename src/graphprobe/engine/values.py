@@ -41,7 +41,7 @@ class CapturedValues:
     @property
     def opaque(self) -> list[str]:
         """Why values could not be captured, one line each with the value's position; empty when all were."""
-        return [line for i, record in enumerate(self.doc["values"]) for line in _opaque(record, str(i))]
+        return [line for i, record in enumerate(self.doc["values"]) for line in why_opaque(record, str(i))]
 
     def restore(self, device: str | None = None) -> list[Any]:
         """Fresh values, bit-exact, with strides and aliasing as captured.
@@ -92,12 +92,13 @@ def window(offset: int, shape: Sequence[int], stride: Sequence[int], element_siz
     return begin // ALIGNMENT * ALIGNMENT, int(begin + (last + 1) * element_size)
 
 
-def _opaque(record: Mapping[str, Any], path: str) -> list[str]:
+def why_opaque(record: Mapping[str, Any], path: str = "") -> list[str]:
+    """Why a value, or parts of it, could not be captured, one line each with the place; empty when it was."""
     if record["kind"] == "opaque":
         return [f"value {path}: {record['reason']}"]
     items = record.get("items", ())
     pairs = items.items() if isinstance(items, dict) else enumerate(items)
-    return [line for key, item in pairs for line in _opaque(item, f"{path}.{key}")]
+    return [line for key, item in pairs for line in why_opaque(item, f"{path}.{key}")]
 
 
 def why_not(tensor: torch.Tensor) -> str | None:

@@ -79,6 +79,6 @@ def test_a_check_that_the_folder_names_is_not_taken(tmp_path):
     (tmp_path / "original").mkdir()
     (tmp_path / STATE).write_bytes(msgspec.json.encode(State(identity="the same", check="touch pwned")))
     with pytest.raises(UsageError, match="with another --check"):
-        CaseFolder.resume(tmp_path, None, asked)
+        CaseFolder.open(tmp_path, None, asked, resume=True)
     (tmp_path / STATE).write_bytes(msgspec.json.encode(asked))
-    assert CaseFolder.resume(tmp_path, None, asked).state.check is None
+    assert CaseFolder.open(tmp_path, None, asked, resume=True).state.check is None

@@ -12,7 +12,8 @@ from torch._dynamo.repro import after_dynamo
 from torch._inductor import compile_fx
 
 from graphprobe.diagnose.reduction import script_cases, watch_script
-from graphprobe.diagnose.reduction.watch_script import Asked, ScriptWatch, asked_by
+from graphprobe.diagnose.reduction.watch_script import ScriptWatch
+from graphprobe.diagnose.reduction.watched import Asked, ReducedExit, asked_by
 from graphprobe.errors import UsageError
 
 HEAVY = pytest.mark.heavy
@@ -78,7 +79,7 @@ def check_reduced(watch, signature, name="relu"):
 def test_the_first_failing_graph_is_reduced(kind, level, error, signature, leave, watching, tmp_path):
     """Without a level, as the settings of torch ask."""
     asked = torch._dynamo.config.patch(repro_after="dynamo", repro_level=2) if level is None else nullcontext()
-    ended = pytest.raises(watch_script.ReducedExit if leave else error) if leave or error else nullcontext()
+    ended = pytest.raises(ReducedExit if leave else error) if leave or error else nullcontext()
     watch, said = watching(level and "dynamo", level, exit=leave)
     with asked, ended as raised:
         run_with(kind)

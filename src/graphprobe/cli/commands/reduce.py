@@ -20,7 +20,7 @@ from graphprobe.report.visible import echo
 
 if TYPE_CHECKING:
     from graphprobe.diagnose.reduction.reduce_case import CaseReduction
-    from graphprobe.diagnose.reduction.watch_script import Asked, WatchOutcome
+    from graphprobe.diagnose.reduction.watched import Asked, WatchOutcome
     from graphprobe.probe.script import Ended, ScriptTarget
     from graphprobe.reduce.outcome import Progress
 
@@ -160,7 +160,7 @@ def _is_script(case: str) -> bool:
 
 
 def _asked(after: str | None, level: str | None) -> Asked:
-    from graphprobe.diagnose.reduction.watch_script import LEVEL, Asked, asked_by
+    from graphprobe.diagnose.reduction.watched import LEVEL, Asked, asked_by
 
     known = asked_by(os.environ)
     found = int(level or (os.environ.get(LEVEL) if known is not None else None) or 4)
@@ -176,15 +176,13 @@ def _program(
     json_to: JsonTo,
 ) -> int:
     """Run a program, and reduce its first failing graph."""
-    from graphprobe.diagnose.reduction.case_folder import check_resumed
+    from graphprobe.diagnose.reduction.case_folder import is_new
     from graphprobe.diagnose.reduction.watch_script import ScriptWatch
     from graphprobe.probe import script
 
     out = Path(out_dir).absolute() if out_dir is not None else None
-    if out is not None and options["resume"]:
-        check_resumed(out)
-    elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} holds something already", hint="Name a folder that is new or empty.")
+    if out is not None:
+        is_new(out, resume=options["resume"])
     script.check(program)
     path = program.name
     line = ProgressLine()

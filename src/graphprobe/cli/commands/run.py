@@ -117,7 +117,8 @@ def _if_room(begin: Callable[[], Begun], lacking: list[str], *, or_right: bool =
 def _reducer() -> Callable[[], Callable[[], None]]:
     """Reduces the first graph that fails, where TORCHDYNAMO_REPRO_AFTER or the program asks torch for that."""
     from graphprobe.cli.commands.reduce import say, show
-    from graphprobe.diagnose.reduction.watch_script import ScriptWatch, asked_by
+    from graphprobe.diagnose.reduction.watch_script import ScriptWatch
+    from graphprobe.diagnose.reduction.watched import asked_by
 
     asked_by(os.environ)
     watch = ScriptWatch(on_note=say, on_reduction=lambda result: show(result, err=True))

@@ -49,10 +49,17 @@ def is_reduction(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
 
-def check_resumed(folder: Path) -> bool:
-    """Whether nothing is at `folder` yet, so that one begins there; raises UsageError where none can go on."""
+def is_new(folder: Path, *, resume: bool) -> bool:
+    """Whether nothing is at `folder` yet, so that a reduction begins there; else one goes on.
+
+    Raises:
+        UsageError: something is there already, or with `resume` no reduction to go on with.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return True
+    if not resume:
+        hint = "--resume goes on with it." if is_reduction(folder) else "Name a folder that is new or empty."
+        raise UsageError(f"{folder} holds something already", hint=hint)
     if not is_reduction(folder):
         raise UsageError(
             f"{folder} holds no reduction to go on with", hint="name the folder of one, or leave --resume out"
@@ -84,35 +91,25 @@ class CaseFolder:
         self.path, self.state = path, state
 
     @classmethod
-    def begin(cls, path: Path, case: Case, state: State) -> CaseFolder:
-        """A new folder with the original case in it; raises UsageError when something is there already."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            hint = "--resume goes on with it." if is_reduction(path) else "Name a folder that is new or empty."
-            raise UsageError(f"{path} holds something already", hint=hint)
-        path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path, state)
-        folder.save_state()  # first: from now on it is known what this folder is, even if the process is killed
-        folder._save_original(case)
-        return folder
-
-    @classmethod
-    def resume(cls, path: Path, case: Case, state: State) -> CaseFolder:
-        """The folder of a reduction that was begun; a new one where nothing is there yet.
+    def open(cls, path: Path, case: Case, state: State, *, resume: bool) -> CaseFolder:
+        """A new folder with the original case in it; with `resume` that of a reduction that was begun, if there is one.
 
         Raises:
-            UsageError: it is of another case or question, or no reduction.
+            UsageError: something is there already; with `resume`, what is of another case or question, or no reduction.
         """
-        if check_resumed(path):
-            return cls.begin(path, case, state)
-        known = read_state(path)
-        # The question that was asked now counts: a folder of somebody else runs no command of its own.
-        if (known.identity, known.check, known.fail_regex) != (state.identity, state.check, state.fail_regex):
-            raise UsageError(
-                f"{path} holds a reduction of another case, or with another --check or --fail-regex",
-                hint="Resume with what it was begun with, or begin anew in another folder.",
-            )
-        clear_leftovers(path)
-        folder = cls(path, known)
+        if is_new(path, resume=resume):
+            path.mkdir(parents=True, exist_ok=True)
+            folder = cls(path, state)
+            folder.save_state()  # first: from now on it is known what this folder is, even if the process is killed
+        else:
+            folder = cls(path, read_state(path))
+            # The question that was asked now counts: a folder of somebody else runs no command of its own.
+            if msgspec.structs.replace(folder.state, signature=state.signature) != state:
+                raise UsageError(
+                    f"{path} holds a reduction of another case, or with another --check or --fail-regex",
+                    hint="Resume with what it was begun with, or begin anew in another folder.",
+                )
+            clear_leftovers(path)
         if not (path / ORIGINAL).exists():
             folder._save_original(case)
         return folder

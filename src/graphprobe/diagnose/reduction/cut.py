@@ -12,8 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 from graphprobe.diagnose.reduction.edits.base import NotApplicable
 from graphprobe.diagnose.reduction.recording import ORIGINAL, Recording, Storages
 from graphprobe.engine.replay import computed, restore
-from graphprobe.engine.subgraph import CALLS, attribute, output_node
-from graphprobe.engine.values import CapturedValues
+from graphprobe.engine.subgraph import CALLS, attribute, origin_of, output_node
+from graphprobe.engine.values import CapturedValues, why_opaque
 
 Path = tuple[int, ...]
 
@@ -28,66 +28,51 @@ class Source:
     written: bool
 
 
-@dataclass(frozen=True)
 class Piece:
-    """A graph of its own; `sources` tells the values of its placeholders."""
-
-    graph: GraphModule
-    sources: tuple[Source, ...]
-
-
-def cut(gm: GraphModule, keep: Collection[str], recordings: Sequence[Recording]) -> Piece:
     """The calls named in `keep` as a graph; what they take from the rest becomes placeholders, numbers are written in.
 
     It returns what nothing in it uses, and what the whole graph returns of it.
 
+    Attributes:
+        sources: where the values of its placeholders come from.
+
     Raises:
         NotApplicable: the calls cannot stand alone: one takes a value from outside that cannot be saved.
     """
-    return _Cutter(gm, keep, recordings).piece()
 
-
-class _Cutter:
     def __init__(self, gm: GraphModule, keep: Collection[str], recordings: Sequence[Recording]) -> None:
-        self.gm, self.recordings = gm, recordings
-        nodes = list(gm.graph.nodes)
-        self.position = {n: i for i, n in enumerate(nodes)}
-        self.kept = [n for n in nodes if n.op in CALLS and n.name in keep]
-        self.keep = set(self.kept)
-        self.graph, self.root = Graph(), torch.nn.Module()
-        self.made: dict[Node, Any] = {}
+        self._gm, self._recordings = gm, recordings
+        position, names = {n: i for i, n in enumerate(gm.graph.nodes)}, set(keep)
+        kept = {n: None for n in position if n.op in CALLS and n.name in names}
+        self._written = {name for r in recordings for n in kept for name in r.writes.get(n.name, ())}
         self.sources: list[Source] = []
-        self.written = {name for r in recordings for n in self.kept for name in r.writes.get(n.name, ())}
-
-    def piece(self) -> Piece:
+        self._graph = Graph()
+        made: dict[Node, Any] = {}
         first: dict[Node, Node] = {}
-        for user in self.kept:
+        for user in kept:
             for source in user.all_input_nodes:
-                if source not in self.keep:
+                if source not in kept:
                     first.setdefault(source, user)
         # Placeholders come first in a graph, before graphs that are read from the module.
-        for source in sorted(first, key=lambda n: (self._is_module(n), self.position[n])):
-            self.made[source] = self._stand_in(source, self.position[first[source]])
-        for node in self.kept:
-            if node.op == "call_module":
-                attach(self.root, str(node.target), self.gm.get_submodule(str(node.target)))
-            self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
-            self.made[node].meta = clean_meta(node.meta)
-        returned = set(output_node(self.gm).all_input_nodes)
-        shown = [n for n in self.kept if n in returned or not any(u in self.keep for u in n.users)]
-        self.graph.output(tuple(self.made[n] for n in shown if self._returnable(n)))
-        return Piece(GraphModule(self.root, self.graph), tuple(self.sources))
+        for source in sorted(first, key=lambda n: (self._is_module(n), position[n])):
+            made[source] = self._stand_in(source, position[first[source]])
+        for node in kept:
+            made[node] = self._graph.node_copy(node, made.__getitem__)
+            made[node].meta = origin_of(node)
+        returned = set(output_node(gm).all_input_nodes)
+        shown = [n for n in kept if n in returned or not any(u in kept for u in n.users)]
+        self._graph.output(tuple(made[n] for n in shown if self._returnable(n)))
+        self.graph = GraphModule(gm, self._graph)
 
     def _is_module(self, node: Node) -> bool:
-        return node.op == "get_attr" and not isinstance(attribute(self.gm, node.target), torch.Tensor)
+        return node.op == "get_attr" and not isinstance(attribute(self._gm, node.target), torch.Tensor)
 
     def _stand_in(self, node: Node, position: int) -> Any:
         if self._is_module(node):
-            attach(self.root, str(node.target), attribute(self.gm, node.target))
-            return self.graph.get_attr(str(node.target))
+            return self._graph.get_attr(str(node.target))
         try:
-            numbers = tuple(r.number(node.name, position) for r in self.recordings)
-            records = [r.record(node.name, k) for r, k in zip(self.recordings, numbers, strict=True)]
+            numbers = tuple(r.number(node.name, position) for r in self._recordings)
+            records = [r.record(node.name, k) for r, k in zip(self._recordings, numbers, strict=True)]
         except (KeyError, ValueError) as error:
             raise NotApplicable(f"{node.name} has no recorded value") from error
         return self._value(node, numbers, records, ())
@@ -110,67 +95,40 @@ class _Cutter:
         return restore(records[0], {}, {})
 
     def _placeholder(self, node: Node, numbers: tuple[int, ...], path: Path) -> Node:
-        made = self.graph.placeholder("_".join([node.name, *map(str, path)]))
-        made.meta = clean_meta(node.meta)
-        self.sources.append(Source(node.name, numbers, path, node.name in self.written))
+        made = self._graph.placeholder("_".join([node.name, *map(str, path)]))
+        made.meta = origin_of(node)
+        self.sources.append(Source(node.name, numbers, path, node.name in self._written))
         return made
 
     def _returnable(self, node: Node) -> bool:
         """Not what is no data, such as None, or the mark of a context that was entered."""
-        snapshots = self.recordings[0].snapshots.get(node.name)
-        if snapshots is None:
-            return node.name == self.recordings[0].failed
-        record = self.recordings[0].record(node.name, snapshots[0][1])
-        return record["kind"] != "none" and not is_opaque(record)
+        recording = self._recordings[0]
+        record = recording.first(node)
+        return node.name == recording.failed if record is None else record["kind"] != "none" and not why_opaque(record)
 
+    def described(self, source: Source, call: int) -> tuple[Mapping[str, Any], CapturedValues]:
+        """The description of a placeholder's value in one call, and the capture that it belongs to."""
+        recording, number = self._recordings[call], source.numbers[call]
+        record: Any = recording.record(source.name, number)
+        for i in source.path:
+            record = record["items"][i]
+        return record, recording.inputs if number == ORIGINAL else recording.values
 
-def is_opaque(record: Mapping[str, Any]) -> bool:
-    """Whether a value, or part of it, cannot be saved."""
-    if record["kind"] == "opaque":
-        return True
-    items = record.get("items", ())
-    return any(is_opaque(item) for item in (items.values() if isinstance(items, dict) else items))
+    def inputs(self, call: int, *, fresh: bool = True) -> list[Any]:
+        """The values of the placeholders in one call.
 
-
-def record_of(source: Source, recordings: Sequence[Recording], call: int) -> tuple[Mapping[str, Any], CapturedValues]:
-    """The description of a placeholder's value in one call, and the capture that it belongs to."""
-    recording, number = recordings[call], source.numbers[call]
-    record: Any = recording.record(source.name, number)
-    for i in source.path:
-        record = record["items"][i]
-    return record, recording.inputs if number == ORIGINAL else recording.values
-
-
-def inputs_of(piece: Piece, recordings: Sequence[Recording], call: int, *, fresh: bool = True) -> list[Any]:
-    """The values of a piece's placeholders in one call.
-
-    Args:
-        fresh: in memory of their own, on their devices. Otherwise on the CPU in the memory of the recording, to look
-            at only.
-    """
-    recording = recordings[call]
-    storages = {id(c): Storages(c) if fresh else c.tensors for c in (recording.inputs, recording.values)}
-    found = []
-    for source in piece.sources:
-        record, captured = record_of(source, recordings, call)
-        value = restore(record, storages[id(captured)], captured.doc)
-        # In the middle of a program a value is no leaf of autograd, which matters when it is written to.
-        if fresh and source.written and captured is recording.values and getattr(value, "requires_grad", False):
-            value = computed(value)
-        found.append(value)
-    return found
-
-
-def attach(root: torch.nn.Module, target: str, value: Any) -> None:
-    """Set an attribute by its dotted path, with modules on the way."""
-    *folders, leaf = target.split(".")
-    for folder in folders:
-        if not hasattr(root, folder):
-            root.add_module(folder, torch.nn.Module())
-        root = getattr(root, folder)
-    setattr(root, leaf, value)
-
-
-def clean_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a node's origin, without the values of its tracing."""
-    return {key: meta[key] for key in ("stack_trace", "nn_module_stack", "fwd_nn_module_stack") if key in meta}
+        Args:
+            fresh: in memory of their own, on their devices. Otherwise on the CPU in the memory of the recording, to
+                look at only.
+        """
+        recording = self._recordings[call]
+        storages = {id(c): Storages(c) if fresh else c.tensors for c in (recording.inputs, recording.values)}
+        found = []
+        for source in self.sources:
+            record, captured = self.described(source, call)
+            value = restore(record, storages[id(captured)], captured.doc)
+            # In the middle of a program a value is no leaf of autograd, which matters when it is written to.
+            if fresh and source.written and captured is recording.values and getattr(value, "requires_grad", False):
+                value = computed(value)
+            found.append(value)
+        return found

@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -63,20 +61,17 @@ def _of_dossier(folder: Path) -> Case:
     if not isinstance(settings, dict) or not hasattr(module, "build"):
         raise UsageError(f"{folder / 'repro.py'} is no repro of graphprobe", hint="It has SETTINGS and build().")
     graph = _built(module, folder / "repro.py")
-    calls = [_values(folder, f"call{i}.inputs") for i in range(settings["calls"])]
-    missing = [f"call{i}.inputs" for i, call in enumerate(calls) if call is None]
+    calls = {stem: _values(folder, stem) for stem in (f"call{i}.inputs" for i in range(settings["calls"]))}
+    missing = [stem for stem, call in calls.items() if call is None]
     if missing:
         raise UsageError(f"{folder} lacks {', '.join(missing)}", hint="The .safetensors and the .json file of each.")
-    backend = settings["backend"]
     owns = {key: OwnBackend(**facts) for key, facts in settings.get("own", {}).items()}
     own = owns.pop("backend", None)
-    if own is not None:
-        backend = STAND_IN
     return Case(
         graph,
-        [call for call in calls if call is not None],
+        [call for call in calls.values() if call is not None],
         settings["kind"],
-        backend=backend,
+        backend=settings["backend"] if own is None else STAND_IN,
         own_backend=own,
         dynamic=settings["dynamic"],
         grad=settings["grad"],
@@ -111,8 +106,7 @@ def _made_up(module: ModuleType, file: Path) -> CapturedValues:
     if metas is None or synthetic is None:
         raise UsageError(f"no inputs lie beside {file}", hint="Collect with `graphprobe run --save-inputs`.")
     torch.manual_seed(0)
-    values: Sequence[Any] = metas() if callable(metas) else [synthetic(meta) for meta in metas]
-    return capture(list(values), rng=False)
+    return capture([synthetic(meta) for meta in metas], rng=False)
 
 
 def _built(module: ModuleType, file: Path) -> GraphModule:

@@ -7,7 +7,6 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,9 +17,8 @@ from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.case_folder import finding_of
 from graphprobe.diagnose.reduction.edits import NotApplicable
-from graphprobe.diagnose.reduction.judge import Question, unresolved
 from graphprobe.diagnose.reduction.problem import FxCandidate
-from graphprobe.diagnose.reduction.service import Job, Service, limit, uses_cuda, warm_up
+from graphprobe.diagnose.reduction.service import Job, Question, Service, limit, unresolved, uses_cuda, warm_up
 from graphprobe.engine.worker import Worker
 from graphprobe.internals import after_fork
 from graphprobe.reduce.outcome import Answer, OracleVerdict
@@ -45,7 +43,6 @@ class CompilerOracle:
         wanted: signature that is looked for; empty: that of the first candidate that fails.
         fail_regex: what the text of the failure must match.
         first: what the original was just seen to do; it is not asked again for the first answer.
-        on_wanted: is told the signature when it is found.
 
     Attributes:
         longest_s: how long the longest question took that did not hang.
@@ -59,11 +56,9 @@ class CompilerOracle:
         wanted: str = "",
         fail_regex: str | None = None,
         first: Answer | None = None,
-        on_wanted: Callable[[str], None] | None = None,
     ) -> None:
         self.question = Question(wanted, fail_regex)
         self.timeout_s = timeout_s
-        self._on_wanted = on_wanted
         self._first = first
         self.longest_s = 0.0
         self._hung: dict[str, Answer] = {}
@@ -96,8 +91,6 @@ class CompilerOracle:
             self.longest_s = max(self.longest_s, answer.seconds)
         if answer.verdict is OracleVerdict.FAILS and not self.question.wanted:
             self.question = msgspec.structs.replace(self.question, wanted=answer.signature)
-            if self._on_wanted is not None:
-                self._on_wanted(answer.signature)
         return answer
 
     def _asked(self, candidate: FxCandidate) -> Answer:
@@ -125,19 +118,10 @@ class CommandOracle:
         command: for the shell; it runs in the folder that holds `repro.py`, whose path is in `GRAPHPROBE_CASE`.
         timeout_s: after it, the command is stopped and the candidate is unresolved.
         fail_regex: what the output of a failing command must match; otherwise the candidate is unresolved.
-        on_wanted: is told the signature of a failure.
     """
 
-    def __init__(
-        self,
-        command: str,
-        *,
-        timeout_s: float,
-        fail_regex: str | None = None,
-        on_wanted: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, command: str, *, timeout_s: float, fail_regex: str | None = None) -> None:
         self.command, self.timeout_s, self.fail_regex = command, timeout_s, fail_regex
-        self._on_wanted = on_wanted
 
     def __call__(self, candidate: FxCandidate) -> Answer:
         """What the command's exit code says."""
@@ -151,8 +135,6 @@ class CommandOracle:
             if problems:
                 return unresolved("; ".join(problems))
             answer = self._run(Path(parent) / "case", case)
-        if answer.verdict is OracleVerdict.FAILS and self._on_wanted is not None:
-            self._on_wanted(answer.signature)
         return msgspec.structs.replace(answer, seconds=time.monotonic() - started)
 
     def _run(self, folder: Path, case: Case) -> Answer:
@@ -166,6 +148,3 @@ class CommandOracle:
         if self.fail_regex is not None and not re.search(self.fail_regex, text):
             return unresolved(f"exit code {code}, and the output does not match {self.fail_regex!r}")
         return Answer(OracleVerdict.FAILS, f"{case.kind} for the command", f"exit code {code}")
-
-    def close(self) -> None:
-        """Nothing is left to end."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.reduction.cut import Piece, cut, inputs_of, is_opaque, record_of
+from graphprobe.diagnose.reduction.cut import Piece
 from graphprobe.diagnose.reduction.edits import PASSES, EditPass, NotApplicable, Recipe, size_of
 from graphprobe.diagnose.reduction.edits.measure import sharing
 from graphprobe.diagnose.reduction.recording import Recording, record
@@ -20,7 +21,7 @@ from graphprobe.diagnose.reduction.transforms import with_plain_floats, without_
 from graphprobe.engine.naming import module_of, op_of
 from graphprobe.engine.replay import flat_bits
 from graphprobe.engine.subgraph import CALLS, attribute, is_item
-from graphprobe.engine.values import CapturedValues, capture, why_not
+from graphprobe.engine.values import CapturedValues, capture, why_not, why_opaque
 from graphprobe.reduce.space import Shrink, Unit
 from graphprobe.store.files import digest_from_bytes
 
@@ -129,18 +130,14 @@ class Problem:
         """The numbers of the calls that a piece makes."""
         return recipe.calls if recipe.calls is not None else tuple(range(len(self.recordings)))
 
-    def piece(self, recipe: Recipe) -> Piece:
-        """The piece before any edit; raises NotApplicable."""
-        return cut(self.case.graph, set(recipe.keep), self.recordings)
-
     def build(self, recipe: Recipe, *, fresh: bool = True) -> tuple[GraphModule, list[list[Any]]]:
-        """A piece's graph, and its inputs for each call; `fresh` as for `inputs_of`.
+        """A piece's graph, and its inputs for each call; `fresh` as for `Piece.inputs`.
 
         Raises:
             NotApplicable: it cannot be built.
         """
-        piece = self.piece(recipe)
-        graph, calls = piece.graph, [inputs_of(piece, self.recordings, c, fresh=fresh) for c in self.calls_of(recipe)]
+        piece = Piece(self.case.graph, recipe.keep, self.recordings)
+        graph, calls = piece.graph, [piece.inputs(call, fresh=fresh) for call in self.calls_of(recipe)]
         for edit in recipe.edits:
             made = [edit.apply(graph, inputs) for inputs in calls]
             if any(str(g.graph) != str(made[0][0].graph) for g, _ in made[1:]):
@@ -155,12 +152,12 @@ class Problem:
 
     def digests(self, recipe: Recipe) -> list[Any]:
         """What identifies the inputs of a piece without edits."""
-        piece = self.piece(recipe)
+        piece = Piece(self.case.graph, recipe.keep, self.recordings)
         found = []
         for call in self.calls_of(recipe):
             memory: dict[tuple[int, str], int] = {}
             for i, source in enumerate(piece.sources):
-                described, captured = record_of(source, self.recordings, call)
+                described, captured = piece.described(source, call)
                 if described["kind"] == "tensor":
                     key = (id(captured), described["storage"])
                     described = {
@@ -200,10 +197,8 @@ def _groups(gm: GraphModule, recordings: Sequence[Recording]) -> list[list[Node]
 
 
 def _opaque(node: Node, recordings: Sequence[Recording]) -> bool:
-    snapshots = recordings[0].snapshots.get(node.name)
-    if node.op not in CALLS or not snapshots:
-        return False
-    return is_opaque(recordings[0].record(node.name, snapshots[0][1]))
+    record = recordings[0].first(node) if node.op in CALLS else None
+    return record is not None and bool(why_opaque(record))
 
 
 def _paths(modules: Sequence[str | None]) -> Iterator[tuple[str, ...]]:
@@ -214,15 +209,20 @@ def _paths(modules: Sequence[str | None]) -> Iterator[tuple[str, ...]]:
     for module in modules:
         parts = module.split(".") if module else []
         names = tuple(".".join(parts[: i + 1]) for i in range(len(parts)))
-        same = 0
-        while same < min(len(names), len(plain)) and names[same] == plain[same]:
-            same += 1
+        pairs = enumerate(zip(names, plain, strict=False))
+        same = next((i for i, (name, other) in pairs if name != other), min(len(names), len(plain)))
         path = list(before[:same])
         for name in names[same:]:
             entered[name] = entered.get(name, 0) + 1
             path.append(name if entered[name] == 1 else f"{name}#{entered[name]}")
         before, plain = tuple(path), names
         yield before
+
+
+class _Number(NamedTuple):
+    """In the place of a node."""
+
+    number: int
 
 
 def _structure(gm: GraphModule) -> list[Any]:
@@ -235,7 +235,7 @@ def _structure(gm: GraphModule) -> list[Any]:
             target = op_of(node)
         elif node.op in ("get_attr", "call_module"):
             target = _identity(attribute(gm, node.target))
-        rows.append([node.op, target, _plain(node.args, numbers), _plain(dict(node.kwargs), numbers)])
+        rows.append([node.op, target, repr(map_arg((node.args, node.kwargs), lambda n: _Number(numbers[n])))])
         numbers[node] = len(numbers)
     return rows
 
@@ -260,18 +260,6 @@ def _of_tensor(value: torch.Tensor) -> list[Any]:
 def combined(*parts: Any) -> str:
     """One digest of plain values."""
     return digest_from_bytes(msgspec.json.encode(parts))
-
-
-def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
-    if isinstance(value, Node):
-        return {"node": numbers[value]}
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *(_plain(item, numbers) for item in value)]
-    if isinstance(value, dict):
-        return {str(k): _plain(v, numbers) for k, v in value.items()}
-    if isinstance(value, slice):
-        return ["slice", *(_plain(v, numbers) for v in (value.start, value.stop, value.step))]
-    return repr(value)
 
 
 @dataclass(frozen=True)

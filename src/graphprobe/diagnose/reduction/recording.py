@@ -17,23 +17,14 @@ from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.interpret import copied
 from graphprobe.engine.values import CapturedValues, capture, from_bytes, to_bytes
 from graphprobe.errors import UsageError
-from graphprobe.internals.tensors import has_levels, tree_leaves, tree_map
+from graphprobe.internals.tensors import has_levels, tree_leaves, tree_map, version_of
 
 ORIGINAL = -1
 """In place of a snapshot's number: the value that the case was called with."""
 
 
-class Notes(msgspec.Struct):
-    """What a child found out about one call.
-
-    Attributes:
-        snapshots: for each node, `(position, number)`: from the node at this position on, snapshot `number` holds.
-    """
-
-    values: tuple[bytes, bytes]  # the snapshots, as `to_bytes` gives them
-    snapshots: dict[str, list[tuple[int, int]]]
-    writes: dict[str, list[str]]  # for each node that changes memory, the nodes whose values lie there
-    failed: str | None = None  # the node that raised
+Ran = tuple[tuple[bytes, bytes], dict[str, list[tuple[int, int]]], dict[str, list[str]], str | None]
+"""Parts of a `Recording`, from the child that ran the call: values as bytes, snapshots, writes, failed."""
 
 
 class _Recorder(Interpreter):
@@ -48,7 +39,7 @@ class _Recorder(Interpreter):
         self.kept: list[Any] = []
         self.current: Node | None = None
         self._live: dict[str, Any] = {}
-        self._versions: dict[str, tuple[int, ...]] = {}
+        self._versions: dict[str, tuple[int | None, ...]] = {}
 
     def run_node(self, n: Node) -> Any:
         self.current, self.position = n, self.position + 1
@@ -63,8 +54,7 @@ class _Recorder(Interpreter):
         changed = [name for name, old in before.items() if versions(self._live[name]) != old]
         if changed:
             self.writes[n.name] = changed
-        original = n.op == "placeholder"
-        self._keep(n.name, result, original=original)
+        self._keep(n.name, result, original=n.op == "placeholder")
         return result
 
     def _keep(self, name: str, value: Any, *, original: bool = False) -> None:
@@ -75,10 +65,9 @@ class _Recorder(Interpreter):
             self.kept.append(tree_map(_with_gradients, value))
 
 
-def versions(value: Any) -> tuple[int, ...]:
+def versions(value: Any) -> tuple[int | None, ...]:
     """Counts of the writes to the memory of a value's tensors."""
-    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+    return tuple(version_of(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _with_gradients(value: Any) -> Any:
@@ -92,19 +81,24 @@ class Recording:
     """One call of a case.
 
     Attributes:
-        snapshots, writes, failed: as in `Notes`.
+        snapshots: for each node, `(position, number)`: from the node at this position on, snapshot `number` holds.
     """
 
     inputs: CapturedValues  # what it was called with
+    placeholders: Mapping[str, int]  # positions of the graph's inputs by name
     values: CapturedValues  # the snapshots
     snapshots: Mapping[str, list[tuple[int, int]]]
-    writes: Mapping[str, list[str]]
-    placeholders: Mapping[str, int]  # positions of the graph's inputs by name
-    failed: str | None
+    writes: Mapping[str, list[str]]  # for each node that changes memory, the nodes whose values lie there
+    failed: str | None  # the node that raised
 
     def number(self, name: str, position: int) -> int:
         """The snapshot of a node's value that the node at `position` found."""
         return max(entry for entry in self.snapshots[name] if entry[0] <= position)[1]
+
+    def first(self, node: Node) -> dict[str, Any] | None:
+        """The description of a node's value as it was made; None where the run did not come to the node."""
+        snapshots = self.snapshots.get(node.name)
+        return self.record(node.name, snapshots[0][1]) if snapshots else None
 
     def record(self, name: str, number: int) -> dict[str, Any]:
         """The description of a snapshot, as `capture` makes it."""
@@ -134,16 +128,13 @@ def record(case: Case, *, timeout_s: float) -> list[Recording]:
             raise UsageError(
                 f"call {i}: the uncompiled graph cannot be run: {why}", hint="Only a case that works uncompiled fails."
             )
-        notes = msgspec.convert(outcome.value, Notes)
-        names = [n.name for n in case.graph.graph.nodes if n.op == "placeholder"]
-        positions = {name: k for k, name in enumerate(names)}
-        found.append(
-            Recording(inputs, from_bytes(*notes.values), notes.snapshots, notes.writes, positions, notes.failed)
-        )
+        values, *notes = msgspec.convert(outcome.value, Ran)
+        positions = {n.name: k for k, n in enumerate(case.graph.graph.find_nodes(op="placeholder"))}
+        found.append(Recording(inputs, positions, from_bytes(*values), *notes))
     return found
 
 
-def _run(case: Case, inputs: CapturedValues) -> Notes:
+def _run(case: Case, inputs: CapturedValues) -> Ran:
     recorder = _Recorder(copy.deepcopy(case.graph))
     failed = None
     torch.manual_seed(SEED)
@@ -152,8 +143,7 @@ def _run(case: Case, inputs: CapturedValues) -> Notes:
             recorder.run(*inputs.restore())
         except Exception:
             failed = recorder.current.name if recorder.current is not None else None
-    values = to_bytes(capture(recorder.kept, rng=False))
-    return Notes(values, recorder.snapshots, recorder.writes, failed)
+    return to_bytes(capture(recorder.kept, rng=False)), recorder.snapshots, recorder.writes, failed
 
 
 class Storages(dict[str, torch.Tensor]):

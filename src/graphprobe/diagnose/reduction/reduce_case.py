@@ -24,7 +24,7 @@ from graphprobe.errors import EXIT_FOUND, EXIT_OK, UsageError
 from graphprobe.findings import Finding
 from graphprobe.reduce.gate import Budget
 from graphprobe.reduce.journal import Journal
-from graphprobe.reduce.outcome import Answer, Progress
+from graphprobe.reduce.outcome import Answer, OracleVerdict, Progress
 from graphprobe.reduce.reducer import INTERRUPTED, Reduction, reduce
 
 TIMEOUT_S = 300.0
@@ -88,10 +88,7 @@ class _Saver:
         self.problems: list[str] = []
         self._when = 0.0
 
-    def __enter__(self) -> _Saver:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def on_exit(self, kind: object, error: BaseException | None, trace: object) -> None:
         """What is left by an exception leaves the best case on disk."""
         if error is not None:
             with contextlib.suppress(Exception):
@@ -171,18 +168,18 @@ def reduce_case(
         raise UsageError("the graph has no calls that could be left out, or cannot be rebuilt")
     identity = combined(whole.digest, case.backend, case.grad, case.dynamic, check, fail_regex, _settings(case))
     state = State(identity=identity, check=check, fail_regex=fail_regex)
-    place = CaseFolder.resume(folder, case, state) if resume else CaseFolder.begin(folder, case, state)
+    place = CaseFolder.open(folder, case, state, resume=resume)
     if backend is None and case.own_backend is not None:
         backend = case.own_backend.value
     service = Service(problem, memory_bytes=memory_bytes or free_memory(), backend=backend)
     with contextlib.ExitStack() as stack:
-        oracle = _oracle(service, place, timeout_s, first)  # a worker, which ends with it
-        stack.callback(oracle.close)
+        oracle = _oracle(service, stack, state=place.state, timeout_s=timeout_s, first=first)
         journal = stack.enter_context(Journal.open(folder / JOURNAL, identity=identity, resume=resume))
-        saver = stack.enter_context(_Saver(place, problem))
+        saver = _Saver(place, problem)
+        stack.push(saver.on_exit)
         reduction: Reduction[FxCandidate] = reduce(
             problem,
-            oracle,
+            _noting(oracle, place),
             shrinks=shrinks_for(problem),
             rebase=lambda candidate: service.problem_based_on(candidate.recipe, timeout_s=timeout_s),
             signature=place.state.signature,
@@ -193,25 +190,32 @@ def reduce_case(
             on_best=saver.on_best,
             on_progress=on_progress,
         )
-    took_s = oracle.longest_s if isinstance(oracle, CompilerOracle) else 0.0
     alone = backend is None or case.own_backend is not None  # the repro has all that it needs
-    return _finished(reduction, saver, whole.calls, run=alone, took_s=took_s, by_command=check is not None)
+    return _finished(reduction, saver, whole.calls, run=alone, oracle=oracle)
 
 
 def _oracle(
-    service: Service, place: CaseFolder, timeout_s: float, first: Answer | None
+    service: Service, stack: contextlib.ExitStack, *, state: State, timeout_s: float, first: Answer | None
 ) -> CompilerOracle | CommandOracle:
-    state = place.state
+    """The judge; `stack` ends its worker."""
+    pattern = state.fail_regex
     if state.check is not None:
-        return CommandOracle(state.check, timeout_s=timeout_s, fail_regex=state.fail_regex, on_wanted=place.found)
-    return CompilerOracle(
-        service,
-        timeout_s=timeout_s,
-        wanted=state.signature,
-        fail_regex=state.fail_regex,
-        first=first if state.fail_regex is None else None,
-        on_wanted=place.found,
-    )
+        return CommandOracle(state.check, timeout_s=timeout_s, fail_regex=pattern)
+    first = first if pattern is None else None
+    oracle = CompilerOracle(service, timeout_s=timeout_s, wanted=state.signature, fail_regex=pattern, first=first)
+    return stack.enter_context(contextlib.closing(oracle))
+
+
+def _noting(oracle: CompilerOracle | CommandOracle, place: CaseFolder) -> Callable[[FxCandidate], Answer]:
+    """The oracle; the folder takes note of the first failure, which is the one that is looked for."""
+
+    def ask(candidate: FxCandidate) -> Answer:
+        answer = oracle(candidate)
+        if answer.verdict is OracleVerdict.FAILS and not place.state.signature:
+            place.found(answer.signature)
+        return answer
+
+    return ask
 
 
 def _settings(case: Case) -> list[str]:
@@ -229,8 +233,14 @@ def _indices(problem: Problem, names: Sequence[str]) -> list[int]:
 
 
 def _finished(
-    reduction: Reduction[FxCandidate], saver: _Saver, before: int, *, run: bool, took_s: float, by_command: bool
+    reduction: Reduction[FxCandidate],
+    saver: _Saver,
+    before: int,
+    *,
+    run: bool,
+    oracle: CompilerOracle | CommandOracle,
 ) -> CaseReduction:
+    by_command = isinstance(oracle, CommandOracle)
     code: int | None = None
     folder = saver.folder.path
     if reduction.failed:
@@ -239,7 +249,7 @@ def _finished(
         flaky = reduction.rate is not None and reduction.rate < 1
         saver.write(rate=max(reduction.rate or 0.0, 0.01) if flaky else 1.0)
         run = run and not saver.problems and reduction.stopped != INTERRUPTED
-        if run and saver.shorten(took_s):
+        if run and saver.shorten(oracle.longest_s if isinstance(oracle, CompilerOracle) else 0.0):
             code = EXIT_FOUND
         elif run and not by_command:
             hangs = reduction.signature == sign.HANG

@@ -18,11 +18,15 @@ _MEMORY = re.compile(
     r"virtual memory exhausted"
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_KERNEL = re.compile(r"\b(?:cpp|triton|extern)_\w*fused\w*")
-_GENERATED = re.compile(r"\b[a-z]{31,}\b|\bc[a-z2-7]{30,}\b")
-_PATH = re.compile(r"(?:<[^<>\s]*>|(?:/[\w.+@~-]+)+/?)")
-_HEX = re.compile(r"\b0x[0-9a-fA-F]+\b")
-_FLOAT = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_CHANGING = (
+    (r"\b(?:cpp|triton|extern)_\w*fused\w*", "KERNEL"),
+    (r"(?:<[^<>\s]*>|(?:/[\w.+@~-]+)+/?)", "PATH"),
+    (r"\b0x[0-9a-fA-F]+\b", "N"),
+    (r"\b[a-z]{31,}\b|\bc[a-z2-7]{30,}\b", "NAME"),
+    (r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", "N"),
+    (r"\s+", " "),
+)
+"""What differs from run to run in a message, in the order in which it is replaced, and the word for it."""
 _ERROR = re.compile(r"\b(?:fatal )?error: (.*)")
 _TARGET = re.compile(r"^\s*target: (\S+)", re.M)
 LONGEST = 300
@@ -51,12 +55,9 @@ def of_exception(raised: Raised, *, compiling: bool) -> str:
 
 def normalised(text: str) -> str:
     """A message without numbers, addresses, paths and generated names."""
-    text = _KERNEL.sub("KERNEL", text)
-    text = _PATH.sub("PATH", text)
-    text = _HEX.sub("N", text)
-    text = _GENERATED.sub("NAME", text)
-    text = _FLOAT.sub("N", text)
-    return re.sub(r"\s+", " ", text)[:LONGEST]
+    for pattern, word in _CHANGING:
+        text = re.sub(pattern, word, text)
+    return text[:LONGEST]
 
 
 def of_death(signal: str | None) -> str:

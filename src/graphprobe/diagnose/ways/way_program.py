@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.program import Call, Program, tensors_of, weighted_sum
-from graphprobe.engine.subgraph import attribute
+from graphprobe.engine.subgraph import attribute, origin_of
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
 from graphprobe.internals.tensors import tree_leaves
@@ -214,7 +214,7 @@ def _with_inputs(gm: GraphModule, held: Mapping[tuple[str, int], torch.Tensor]) 
         value = attribute(made, node.target)
         if isinstance(value, torch.Tensor):
             new = inputs[node.target, id(value)]
-            new.meta |= {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+            new.meta |= origin_of(node)
             node.replace_all_uses_with(new)
             made.graph.erase_node(node)
     made.recompile()

@@ -11,12 +11,9 @@ import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
-from graphprobe.diagnose.reduction.edits.measure import sharing, size_of
+from graphprobe.diagnose.reduction.edits.measure import read_from, sharing, size_of
 from graphprobe.engine.interpret import copied_together, run_graph
-from graphprobe.engine.subgraph import attribute
-
-KEPT_META = ("stack_trace", "nn_module_stack")
-"""What a node keeps of its notes; recorded shapes and values no longer hold after an edit."""
+from graphprobe.engine.subgraph import origin_of
 
 T = TypeVar("T")
 
@@ -64,10 +61,8 @@ class EditBase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
             raise
         except Exception as error:  # a value of an unexpected type, a graph that does not check
             raise NotApplicable(f"{self}: {type(error).__name__}: {error}") from error
-        run = run_graph(runnable(made), values, keep=False) if not self.RUNS else None
-        if run is not None and run.failed is not None:
-            node, raised = run.failed
-            raise NotApplicable(f"{node.name}: {type(raised).__name__}: {raised}") from raised
+        if not self.RUNS:
+            check_runs(made, values)
         return made, values
 
 
@@ -104,8 +99,8 @@ def copied_graph(gm: GraphModule) -> GraphModule:
     """A graph module of its own, with copies of the graphs that operators take; tensors and modules are shared."""
     made = GraphModule(gm, copy.deepcopy(gm.graph))
     for node in made.graph.nodes:
-        node.meta = {key: node.meta[key] for key in KEPT_META if key in node.meta}
-    for target, body in _read(made, GraphModule).items():
+        node.meta = origin_of(node)  # recorded shapes and values no longer hold after an edit
+    for target, body in read_from(made, GraphModule).items():
         set_attribute(made, target, copied_graph(body))
     return made
 
@@ -122,6 +117,14 @@ def copied_inputs(inputs: Sequence[Any]) -> list[Any]:
 def runnable(graph: GraphModule) -> GraphModule:
     """The graph, with attributes of its own if it has any, so that a run may change them."""
     return copy.deepcopy(graph) if any(n.op in ("get_attr", "call_module") for n in graph.graph.nodes) else graph
+
+
+def check_runs(graph: GraphModule, inputs: Sequence[Any]) -> None:
+    """Run the graph once; raises NotApplicable with the node that fails."""
+    run = run_graph(runnable(graph), inputs, keep=False)
+    if run.failed is not None:
+        node, raised = run.failed
+        raise NotApplicable(f"{node.name}: {type(raised).__name__}: {raised}") from raised
 
 
 def placeholders(graph: GraphModule) -> list[Node]:
@@ -158,28 +161,14 @@ def shares(inputs: Sequence[Any], position: int) -> bool:
 
 
 def set_attribute(gm: GraphModule, target: str, value: Any) -> None:
-    """Put `value` in the place of an attribute; a tensor becomes a buffer, a parameter stays one."""
+    """Put `value` in the place of an attribute; a tensor becomes a buffer, or a parameter where it replaces one."""
     path, _, name = target.rpartition(".")
     owner = gm.get_submodule(path)
+    if isinstance(getattr(owner, name, None), torch.nn.Parameter):
+        value = torch.nn.Parameter(value.detach(), value.requires_grad)
     if hasattr(owner, name):
         delattr(owner, name)
     if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
         owner.register_buffer(name, value)
     else:
         setattr(owner, name, value)
-
-
-def tensor_attributes(gm: GraphModule) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants that the graph itself reads, by target, in the order of their first use."""
-    return _read(gm, torch.Tensor)
-
-
-def bodies(gm: GraphModule) -> list[GraphModule]:
-    """The graphs that operators of this graph take, by first use."""
-    return list(_read(gm, GraphModule).values())
-
-
-def _read(gm: GraphModule, kind: type[T]) -> dict[str, T]:
-    """The attributes of a kind that the graph itself reads, by target."""
-    found = {str(n.target): attribute(gm, n.target) for n in gm.graph.nodes if n.op == "get_attr"}
-    return {target: value for target, value in found.items() if isinstance(value, kind)}

@@ -15,9 +15,9 @@ from graphprobe.diagnose.reduction.edits.base import (
     NotApplicable,
     set_attribute,
     shares,
-    tensor_attributes,
     tensors,
 )
+from graphprobe.diagnose.reduction.edits.measure import read_from
 from graphprobe.diagnose.reduction.edits.sizes import fit_sizes, shapes_of
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -51,11 +51,10 @@ class Resize(EditBase, frozen=True):
             elif type(value) is int and not self.dims:
                 values[i] = sizes.get(value, value)
         if not self.dims:
-            for target, tensor in tensor_attributes(graph).items():
+            for target, tensor in read_from(graph, torch.Tensor).items():
                 cut = self._cut(tensor, self._cuts(None, tensor), compact=True)
                 if cut is not tensor:
-                    parameter = isinstance(tensor, torch.nn.Parameter)
-                    set_attribute(graph, target, torch.nn.Parameter(cut, tensor.requires_grad) if parameter else cut)
+                    set_attribute(graph, target, cut)
         error: Exception | None = None
         for bold in (True, False):
             for choice in _choices(values, sizes):
@@ -151,7 +150,7 @@ def ladder(old: int) -> list[int]:
 
 
 def _candidates(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    every = [inputs[i] for i in tensors(inputs)] + list(tensor_attributes(graph).values())
+    every = [inputs[i] for i in tensors(inputs)] + list(read_from(graph, torch.Tensor).values())
     counts = Counter(size for tensor in every for size in tensor.shape if size > 1)
     counts.update(value for value in inputs if type(value) is int and value > 1)
     # What takes most elements away comes first: a large size in many dims.

@@ -16,11 +16,10 @@ from graphprobe.diagnose.reduction.edits.base import (
     placeholders,
     shares,
     tensor_at,
-    tensor_attributes,
     tensors,
     together,
 )
-from graphprobe.diagnose.reduction.edits.measure import is_strided, sharing
+from graphprobe.diagnose.reduction.edits.measure import is_strided, read_from, sharing
 from graphprobe.engine.interpret import copy_tensor
 
 
@@ -33,7 +32,7 @@ class Lift(EditBase, frozen=True):
     attributes: tuple[str, ...]  # targets, as in the graph
 
     def change(self, graph: GraphModule, inputs: list[Any]) -> list[Any]:
-        found = tensor_attributes(graph)
+        found = read_from(graph, torch.Tensor)
         values = list(inputs)
         for target in self.attributes:
             if target not in found:
@@ -142,7 +141,7 @@ def _layouts(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     yield from together(Contiguous, [i for i in sharing(inputs) if is_strided(inputs[i]) and not shares(inputs, i)])
 
 
-ATTRIBUTES = EditPass("attributes", lambda graph, inputs: together(Lift, list(tensor_attributes(graph))))
+ATTRIBUTES = EditPass("attributes", lambda graph, inputs: together(Lift, list(read_from(graph, torch.Tensor))))
 UNUSED = EditPass(
     "unused_inputs",
     lambda graph, inputs: together(DropInput, [i for i, node in enumerate(placeholders(graph)) if not node.users]),

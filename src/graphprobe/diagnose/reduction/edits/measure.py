@@ -10,8 +10,8 @@ The parts are compared in order, so an edit may raise a part that stands behind 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -43,6 +43,8 @@ OTHER_DTYPE = 5
 
 SLICE = ("start", "stop", "step")
 
+T = TypeVar("T")
+
 
 class Size(NamedTuple):
     """How simple a case is; compared as a tuple, the smaller the simpler."""
@@ -66,11 +68,12 @@ class Size(NamedTuple):
 
 def size_of(graph: GraphModule, inputs: Sequence[Any]) -> Size:
     """How simple the graph with these inputs is."""
-    attributes = dict(_attributes(graph, ""))
+    graphs = list(graphs_in(graph))
+    attributes = [tensor for part in dict.fromkeys(graphs) for tensor in read_from(part, torch.Tensor).values()]
     given = [value for value in inputs if isinstance(value, torch.Tensor)]
-    every = [*given, *attributes.values()]
+    every = [*given, *attributes]
     large = [size for tensor in every for size in tensor.shape if size > 1]
-    nodes = list(all_calls(graph))
+    nodes = [node for part in graphs for node in calls(part)]
     constants = [value for node in nodes for _, value in literals(node)]
     return Size(
         graphs=sum(is_higher_order(node.target) for node in nodes),
@@ -91,26 +94,19 @@ def size_of(graph: GraphModule, inputs: Sequence[Any]) -> Size:
     )
 
 
-def _attributes(graph: GraphModule, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+def graphs_in(graph: GraphModule) -> Iterator[GraphModule]:
+    """The graph, and those that its operators take, and theirs, once for each time they are read."""
+    yield graph
     for node in graph.graph.nodes:
-        if node.op != "get_attr":
-            continue
-        value = attribute(graph, node.target)
-        if isinstance(value, torch.Tensor):
-            yield f"{prefix}{node.target}", value
-        elif isinstance(value, GraphModule):
-            yield from _attributes(value, f"{prefix}{node.target}.")
+        value = attribute(graph, node.target) if node.op == "get_attr" else None
+        if isinstance(value, GraphModule):
+            yield from graphs_in(value)
 
 
-def all_calls(graph: GraphModule) -> Iterator[Node]:
-    """The calls of the graph, and of the graphs that its operators take, once for each time they are read."""
-    for node in graph.graph.nodes:
-        if node.op in CALLS:
-            yield node
-        elif node.op == "get_attr":
-            value = attribute(graph, node.target)
-            if isinstance(value, GraphModule):
-                yield from all_calls(value)
+def read_from(graph: GraphModule, kind: type[T]) -> dict[str, T]:
+    """The attributes of a kind that the graph itself reads, by target, in the order of their first use."""
+    found = {str(n.target): attribute(graph, n.target) for n in graph.graph.nodes if n.op == "get_attr"}
+    return {target: value for target, value in found.items() if isinstance(value, kind)}
 
 
 def sharing(inputs: Sequence[Any]) -> dict[int, int]:
@@ -200,10 +196,8 @@ def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 def literals(node: Node) -> Iterator[tuple[str, Any]]:
     """Every number and dtype among the arguments, behind its path, e.g. `args.1.0` or `kwargs.size.0`."""
-    for i, value in enumerate(node.args):
-        yield from _leaves(f"args.{i}", value)
-    for name, value in node.kwargs.items():
-        yield from _leaves(f"kwargs.{name}", value)
+    yield from _leaves("args", node.args)
+    yield from _leaves("kwargs", node.kwargs)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -223,8 +217,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def put(node: Node, new: Mapping[str, Any]) -> None:
     """Write other literals into the arguments, by path."""
     if new:
-        node.args = tuple(_replaced(f"args.{i}", value, new) for i, value in enumerate(node.args))
-        node.kwargs = {name: _replaced(f"kwargs.{name}", value, new) for name, value in node.kwargs.items()}
+        node.args, node.kwargs = _replaced("args", node.args, new), _replaced("kwargs", node.kwargs, new)
 
 
 def _replaced(path: str, value: Any, new: Mapping[str, Any]) -> Any:
@@ -239,11 +232,9 @@ def _replaced(path: str, value: Any, new: Mapping[str, Any]) -> Any:
     return value
 
 
-def calls(gm: GraphModule) -> Iterator[Node]:
+def calls(gm: GraphModule) -> list[Node]:
     """The calls of the graph itself, in order."""
-    for node in gm.graph.nodes:
-        if node.op in CALLS:
-            yield node
+    return [node for node in gm.graph.nodes if node.op in CALLS]
 
 
 def set_constant(node: Node, value: Any) -> None:
@@ -255,15 +246,3 @@ def set_constant(node: Node, value: Any) -> None:
     for user in list(node.users):
         user.args = map_arg(user.args, chosen)
         user.kwargs = map_arg(user.kwargs, chosen)
-
-
-def put_everywhere(gm: GraphModule, change: Callable[[Any], Any]) -> bool:
-    """Change the literals of all calls of the graph; whether any is another now."""
-    changed = False
-    for node in calls(gm):
-        new = {path: change(value) for path, value in literals(node)}
-        old = dict(literals(node))
-        new = {path: value for path, value in new.items() if type(value) is not type(old[path]) or value != old[path]}
-        put(node, new)
-        changed = changed or bool(new)
-    return changed

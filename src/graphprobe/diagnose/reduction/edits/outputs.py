@@ -5,18 +5,18 @@ What is inside of such a graph can be reduced only then.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from graphprobe.diagnose.reduction.edits.base import (
     EditBase,
     EditPass,
     NotApplicable,
+    copied_graph,
     placeholders,
     runnable,
     set_attribute,
@@ -88,7 +88,7 @@ def _outputs(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
 
 def _dead(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
     dead: dict[Node, None] = {}
-    for node in reversed(list(calls(graph))):
+    for node in reversed(calls(graph)):
         if is_pure(node) and all(user in dead for user in node.users):
             dead[node] = None
     if len(dead) > 1:
@@ -113,14 +113,20 @@ class InlineBranch(EditBase, frozen=True):
         taken = _bodies(graph, call)
         if self.branch >= len(taken):
             raise NotApplicable(f"{self}: it takes {len(taken)} graphs")
-        body = attribute(graph, taken[self.branch].target)
+        body = copied_graph(attribute(graph, taken[self.branch].target))
         formal = placeholders(body)
         actual = _operands(graph, call)
         if len(actual) != len(formal):
             raise NotApplicable(f"{self}: {len(actual)} operands for {len(formal)} placeholders")
+        for node in body.graph.nodes:
+            if node.op in ("get_attr", "call_module"):
+                own, node.target = attribute(body, node.target), _free_name(graph, str(node.target))
+                set_attribute(graph, node.target, own)
+        values = outputs_of(body)
+        made: dict[Node, Any] = dict(zip(formal, actual, strict=True))
         with graph.graph.inserting_before(call):
-            values = _copy_body(graph, body, dict(zip(formal, actual, strict=True)))
-        _hand_over(graph.graph, call, values)
+            graph.graph.graph_copy(body.graph, made)
+        _hand_over(graph.graph, call, [made[v] if isinstance(v, Node) else v for v in values])
         return inputs
 
 
@@ -152,45 +158,10 @@ def _operands(graph: GraphModule, call: Node) -> list[Any]:
     raise NotApplicable(f"{name} is not written out")
 
 
-def _copy_body(graph: GraphModule, body: GraphModule, made: dict[Node, Any]) -> Sequence[Any]:
-    """Copy the calls of a body to the insertion point; `made` has what stands for its placeholders, and gets the rest.
-
-    Returns:
-        What the body returns.
-    """
-    for node in body.graph.nodes:
-        if node.op == "output":
-            return [made[v] if isinstance(v, Node) else v for v in outputs_of(body)]
-        if node.op in ("get_attr", "call_module"):
-            own = attribute(body, node.target)
-            target = _free_name(graph, str(node.target))
-            if isinstance(own, torch.nn.Module):
-                graph.add_submodule(target, own)
-            else:
-                set_attribute(graph, target, own)
-            made[node] = graph.graph.node_copy(node, lambda n: made[n])
-            made[node].target = target
-        elif node.op != "placeholder":
-            made[node] = _copy_call(graph.graph, node, made)
-    raise NotApplicable("the body returns nothing")
-
-
-def _copy_call(graph: Graph, node: Node, made: dict[Node, Any]) -> Node:
-    """As `Graph.node_copy`, where a placeholder may stand for a constant."""
-    copied = graph.create_node(node.op, node.target, (), {}, node.name)
-    copied.args = map_arg(node.args, lambda n: made[n])
-    copied.kwargs = map_arg(node.kwargs, lambda n: made[n])
-    copied.meta = dict(node.meta)
-    return copied
-
-
 def _free_name(graph: GraphModule, target: str) -> str:
     base = target.replace(".", "_")
-    name, count = base, 0
-    while hasattr(graph, name):
-        count += 1
-        name = f"{base}_{count}"
-    return name
+    names = itertools.chain([base], (f"{base}_{count}" for count in itertools.count(1)))
+    return next(name for name in names if not hasattr(graph, name))
 
 
 def _hand_over(graph: Graph, call: Node, values: Sequence[Any]) -> None:

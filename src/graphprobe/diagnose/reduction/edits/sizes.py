@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from graphprobe.diagnose.reduction.edits.base import bodies, copied_inputs, runnable
-from graphprobe.diagnose.reduction.edits.measure import calls, literals, put
+from graphprobe.diagnose.reduction.edits.base import check_runs, copied_inputs, runnable
+from graphprobe.diagnose.reduction.edits.measure import calls, graphs_in, literals, put
+from graphprobe.engine.interpret import cuda_devices, run_graph
 from graphprobe.internals.operators.operators import operator_of
 
 NAMES = frozenset(
@@ -62,26 +63,12 @@ def size_arguments(node: Node) -> dict[str, int]:
     return found
 
 
-class _Shapes(Interpreter):
-    """Notes the shape of every tensor."""
-
-    def __init__(self, gm: GraphModule) -> None:
-        super().__init__(gm)
-        self.extra_traceback = False
-        self.shapes: dict[str, tuple[int, ...]] = {}
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        if isinstance(result, torch.Tensor):
-            self.shapes[n.name] = tuple(result.shape)
-        return result
-
-
-class _Fitting(_Shapes):
+class _Fitting(Interpreter):
     """Runs a graph on inputs of other sizes; a call that has sizes gets the first ones that it runs with."""
 
     def __init__(self, gm: GraphModule, before: Mapping[str, tuple[int, ...]], sizes: Mapping[int, int], bold: bool):
         super().__init__(gm)
+        self.extra_traceback = False
         self.before, self.sizes, self.bold = before, sizes, bold
         self.chosen: dict[str, dict[str, int]] = {}
 
@@ -128,9 +115,10 @@ class _Fitting(_Shapes):
         """The sizes of a view, from the shape that it views."""
         name = name_of(node)
         source = node.args[0] if node.args else None
-        if not isinstance(source, Node) or source.name not in self.before or source.name not in self.shapes:
+        value = self.env[source] if isinstance(source, Node) and source.name in self.before else None
+        if not isinstance(source, Node) or not isinstance(value, torch.Tensor):
             return
-        old, new = self.before[source.name], self.shapes[source.name]
+        old, new = self.before[source.name], tuple(value.shape)
         wanted, paths = _size_list(node)
         if name in EXPANDS and wanted:
             skipped = len(wanted) - len(old)
@@ -220,16 +208,12 @@ def _split(target: int, parts: Sequence[int]) -> list[int]:
 
 def shapes_of(graph: GraphModule, inputs: Sequence[Any]) -> tuple[dict[str, tuple[int, ...]], bool]:
     """Shape of every tensor of a run, by name of the node; and whether the graph runs without data."""
-    for meta in (True, False):
-        run = _Shapes(_without_data(graph) if meta else runnable(graph))
-        try:
-            _run(run, [_empty(value) for value in inputs] if meta else inputs)
-        except Exception:  # an op that looks at values, or a device that is written into the graph
-            if not meta:
-                raise
-        else:
-            return run.shapes, meta
-    raise AssertionError("one of the two was returned")
+    run, meta = run_graph(_without_data(graph), [_empty(value) for value in inputs]), True
+    if run.failed is not None:  # an op that looks at values, or a device that is written into the graph
+        run, meta = run_graph(runnable(graph), inputs), False
+    if run.failed is not None:
+        raise run.failed[1]
+    return {name: tuple(value.shape) for name, value in run.values.items() if isinstance(value, torch.Tensor)}, meta
 
 
 def _without_data(graph: GraphModule) -> GraphModule:
@@ -242,13 +226,6 @@ def _empty(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-
-def _run(interpreter: Interpreter, inputs: Sequence[Any]) -> None:
-    interpreter.extra_traceback = False
-    cuda = {v.get_device() for v in inputs if isinstance(v, torch.Tensor) and v.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(sorted(cuda)):
-        interpreter.run(*copied_inputs(inputs))
 
 
 def fit_sizes(
@@ -271,7 +248,7 @@ def fit_sizes(
     Raises:
         Exception: what the graph raises where nothing fits; it is unchanged then.
     """
-    owners = [graph, *_nested(graph)]
+    owners = list(dict.fromkeys(graphs_in(graph)))
     kept = [(node, node.args, node.kwargs) for owner in owners for node in calls(owner)]
     for body in owners[1:]:
         for node in calls(body):
@@ -279,23 +256,18 @@ def fit_sizes(
         body.recompile()
     try:
         run = _Fitting(_without_data(graph) if meta else runnable(graph), before, sizes, bold)
-        _run(run, [_empty(value) for value in inputs] if meta else inputs)
+        values = copied_inputs([_empty(value) for value in inputs] if meta else inputs)
+        with torch.no_grad(), torch.random.fork_rng(cuda_devices(values)):
+            run.run(*values)
         for node, args, kwargs in kept:
             if node.graph is graph.graph:
                 node.args, node.kwargs = args, kwargs
                 put(node, run.chosen.get(node.name, {}))
         if meta:
-            _run(Interpreter(runnable(graph)), inputs)
+            check_runs(graph, inputs)
     except Exception:
         for node, args, kwargs in kept:
             node.args, node.kwargs = args, kwargs
         for body in owners[1:]:
             body.recompile()
         raise
-
-
-def _nested(graph: GraphModule) -> list[GraphModule]:
-    found = []
-    for body in bodies(graph):
-        found += [body, *_nested(body)]
-    return found

@@ -18,22 +18,21 @@ from graphprobe.diagnose.reduction.edits.base import (
     set_attribute,
     shares,
     tensor_at,
-    tensor_attributes,
     tensors,
+    together,
 )
 from graphprobe.diagnose.reduction.edits.measure import (
     calls,
     constant_rank,
     literals,
     put,
-    put_everywhere,
     rank_of,
+    read_from,
     rounded,
     set_constant,
     value_rank,
 )
 from graphprobe.engine.interpret import run_graph
-from graphprobe.engine.subgraph import CALLS
 
 FILLS = {"zeros": 0, "ones": 1, "small": 2, "signed": 3, "uniform": 4, "single": 4, "bits4": 5, "bits8": 6}
 """Of a `Fill`, with the rank of such values; and `nonfinite`."""
@@ -167,14 +166,11 @@ class Cast(EditBase, frozen=True):
                 raise NotApplicable(f"{self}: input {i} shares its memory")
         values = [_converted(v, dtype) if i in chosen else v for i, v in enumerate(inputs)]
         if not self.inputs:
-            for target, tensor in tensor_attributes(graph).items():
+            for target, tensor in read_from(graph, torch.Tensor).items():
                 if tensor.dtype == source:
-                    made: torch.Tensor = _converted(tensor, dtype)
-                    if isinstance(tensor, torch.nn.Parameter):
-                        made = torch.nn.Parameter(made.detach(), tensor.requires_grad)
-                    set_attribute(graph, target, made)
-        if self.literals:
-            put_everywhere(graph, lambda value: dtype if value is source else value)
+                    set_attribute(graph, target, _converted(tensor, dtype))
+        for node in calls(graph) if self.literals else ():
+            put(node, {path: dtype for path, value in literals(node) if value is source})
         return values
 
 
@@ -193,7 +189,7 @@ def plain(dtype: torch.dtype) -> torch.dtype:
 
 
 def _casts(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    every = [inputs[i].dtype for i in tensors(inputs)] + [t.dtype for t in tensor_attributes(graph).values()]
+    every = [inputs[i].dtype for i in tensors(inputs)] + [t.dtype for t in read_from(graph, torch.Tensor).values()]
     sources = [d for d in dict.fromkeys(every) if plain(d) is not d and rank_of(plain(d)) < rank_of(d)]
     for source in sources:
         for named in (True, False):
@@ -248,19 +244,13 @@ class FoldNumber(EditBase, frozen=True):
 def _numbers(graph: GraphModule, inputs: list[Any]) -> dict[str, Number]:
     """What each call that gives a number gives."""
     values = run_graph(runnable(graph), inputs).values
-    foldable = [n for n in graph.graph.nodes if n.op in CALLS and is_number(values.get(n.name))]
-    return {node.name: values[node.name] for node in foldable}
+    return {node.name: values[node.name] for node in calls(graph) if is_number(values.get(node.name))}
 
 
 def _static(graph: GraphModule, inputs: list[Any]) -> Iterator[EditBase]:
-    found = [i for i, value in enumerate(inputs) if is_number(value)]
-    if len(found) > 1:
-        yield InlineNumber(tuple(found), tuple(inputs[i] for i in found))
-    yield from (InlineNumber((i,), (inputs[i],)) for i in found)
-    numbers = _numbers(graph, inputs)
-    if len(numbers) > 1:
-        yield FoldNumber(tuple(numbers), tuple(numbers.values()))
-    yield from (FoldNumber((name,), (value,)) for name, value in numbers.items())
+    found = [(i, value) for i, value in enumerate(inputs) if is_number(value)]
+    yield from together(lambda numbers: InlineNumber(*zip(*numbers, strict=True)), found)
+    yield from together(lambda numbers: FoldNumber(*zip(*numbers, strict=True)), list(_numbers(graph, inputs).items()))
 
 
 class SetScalar(EditBase, frozen=True):
