@@ -3,15 +3,16 @@
     python bench/watch.py [--layers 4] [--rounds 40] [--json FILE]
 
 The model is `gpt` of bench/api_dump.py (d=256, batch 8 x 128), compiled with Inductor, trained with AdamW in one
-thread. Two trainings that are the same take their steps by turns, each first in every second round, behind a step that
-is not measured: one was compiled before the watch began, and steps while the watch looks away; the other is watched. A
-ratio is the median over the rounds of a watched step's time divided by that of the plain step of its round. `observed`
-is a step of which loss and gradients are seen; `each parameter` is one in which the norms and digests of all parameters
-are, too; `copy` is a step that begins with a fork of the program, which `--keep` asks for; `shadow` is one whose call
+thread. It takes a step that is watched and one while the watch looks away, each first in every second round, behind a
+step that is not measured. (Two trainings that are the same differ by up to 1 % by where their memory is.) A ratio is
+the median over the rounds of a watched step's time divided by that of the other step of its round. `observed` is a step
+of which loss and gradients are seen; `each parameter` is one in which the norms and digests of all parameters are, too;
+`copy` is a step that begins with a fork of the program, which `--keep` asks for; `shadow` is one whose call
 is made uncompiled as well. `every 50` is what these come to with `--every 50`, without and with copies; `shadow 100` is
 one `shadow` step in a hundred. `cpu` is the ratio of processor time, that of child processes included, which is what to
 look at on a machine with other work. The first line is the memory that belongs to a sleeping copy alone when the
-training has made ten more steps, beside the bytes of parameters and moments, which every step changes.
+training has made ten more steps, beside the bytes of parameters and moments; the rest is memory that gradients and
+activations were put into.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ def _changed_mib(training: Training) -> float:
 
 
 def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
-    plain = compiled(layers)
     taken: dict[str, list[tuple[float, float, float, float]]] = {
         "observed": [],
         "each parameter": [],
@@ -83,9 +83,9 @@ def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
             for way, seen in taken.items():
                 watch._every = 1 if way == "each parameter" else rounds * 10_000
                 watch._shadow = int(way == "shadow")
-                runs = {True: plain.step, False: step_with_a_copy if way == "copy" else watched.step}
+                runs = {True: watched.step, False: step_with_a_copy if way == "copy" else watched.step}
                 watch.ended = True
-                plain.step()
+                watched.step()
                 pair = {}
                 for watch.ended in (True, False) if number % 2 else (False, True):
                     pair[watch.ended] = timed(runs[watch.ended])
@@ -95,7 +95,7 @@ def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
         step_with_a_copy()
         for _ in range(10):
             watched.step()
-        print(f"memory of a copy {_own_mib(watch):.0f} MiB, of what a step changes {_changed_mib(watched):.0f} MiB")
+        print(f"memory of a copy {_own_mib(watch):.0f} MiB, of parameters and moments {_changed_mib(watched):.0f} MiB")
         assert watch.answer is None
         assert watch._writer is not None and not watch._writer.manifest.notes
     figures: dict[str, dict[str, float]] = {}

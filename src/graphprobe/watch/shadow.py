@@ -21,6 +21,7 @@ from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.script import ScriptOptions
 from graphprobe.diagnose.script_calls import copied_call
 from graphprobe.engine.forked_child import isolated
+from graphprobe.engine.value_file import ValueFile
 from graphprobe.internals import after_fork
 from graphprobe.internals.operators.operators import OpMode, Overload
 from graphprobe.judge.effects import plain_values
@@ -147,7 +148,7 @@ class Shadow:
             same = id(tensor) in self._versions and self._versions[id(tensor)] == tensor._version
             return tensor.new_empty(0) if same else tensor
 
-        program = replace(self._program(args, kwargs), left=left)
+        program = replace(self._program(args, kwargs), left=left, file=ValueFile())
         got = read(program.run(lambda fn: lambda *args, **kwargs: result)[0])
         torch.compiler.set_stance("force_eager")
         talks: list[Overload] = []
