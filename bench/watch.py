@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import resource
 import statistics
 import tempfile
 import time
@@ -38,9 +38,14 @@ KEEP = 2
 
 def timed(run: Callable[[], None]) -> tuple[float, float]:
     """Wall and processor time in seconds, with that of the children that have ended."""
-    wall, before = time.perf_counter(), os.times()
+    wall, before = time.perf_counter(), _processor_s()
     run()
-    return time.perf_counter() - wall, sum(os.times()[:4]) - sum(before[:4])
+    return time.perf_counter() - wall, _processor_s() - before
+
+
+def _processor_s() -> float:
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def compiled(layers: int) -> Training:
@@ -79,19 +84,19 @@ def measured(layers: int, rounds: int) -> dict[str, dict[str, float]]:
             watch._keep = 0
             watched.step()
 
-        for number in range(rounds):
-            for way, seen in taken.items():
+        for _ in range(rounds):
+            for way in ("observed", "each parameter", "observed", "copy", "observed", "shadow"):
+                seen = taken[way]
                 watch._every = 1 if way == "each parameter" else rounds * 10_000
                 watch._shadow = int(way == "shadow")
                 runs = {True: watched.step, False: step_with_a_copy if way == "copy" else watched.step}
                 watch.ended = True
                 watched.step()
                 pair = {}
-                for watch.ended in (True, False) if number % 2 else (False, True):
+                for watch.ended in (True, False) if len(seen) % 2 else (False, True):
                     pair[watch.ended] = timed(runs[watch.ended])
                 seen.append((*pair[False], *pair[True]))
-                if number == 0:
-                    seen.clear()
+        taken = {way: seen[3 if way == "observed" else 1 :] for way, seen in taken.items()}
         step_with_a_copy()
         for _ in range(10):
             watched.step()
