@@ -123,6 +123,18 @@ def test_a_fatal_signal_leaves_the_observations_and_where_the_program_stood(run_
     assert document["observations"]
 
 
+@pytest.mark.slow
+def test_a_trainer_of_transformers_is_the_same_to_the_last_bit(run_python: Run, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    script = str(Path(__file__).parents[1] / "diagnose/applications/trainer.py")
+    plain = run_python(script, "20", cwd=tmp_path)
+    options = ("--shadow", "5", "--keep", "2", "--every", "4", "-o", "out")
+    done = run_python("-m", "graphprobe", "watch", *options, script, "20", cwd=tmp_path)
+    assert (done.code, done.out.splitlines()[-1]) == (plain.code, plain.out.splitlines()[-1])
+    assert plain.out.splitlines()[-1].startswith("step 20 ")
+    assert "20 steps watched, and no trigger came" in done.err
+
+
 def test_what_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)", "utf-8")
     assert "no such trigger" in call("watch", "--on", "nana", tmp_path / "train.py", code=2).output
