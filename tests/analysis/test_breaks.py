@@ -204,9 +204,10 @@ def test_unknown_break_gives_torchs_words_and_the_users_frame() -> None:
 def test_facts_survive_the_file() -> None:
     facts = [broke(), UncompiledFact(reason="because", function="f", file="a.py")]
     data = "".join(map(json_line, facts)).encode()
-    assert facts_from_lines(data) == ([facts[0]], [facts[1]], 0)
-    breaks, uncompiled, unread = facts_from_lines(data[:-10])
-    assert (len(breaks), len(uncompiled), unread) == (1, 0, 1)
+    unread: list[str] = []
+    assert facts_from_lines(data, unread.append) == ([facts[0]], [facts[1]]) and not unread
+    breaks, uncompiled = facts_from_lines(data[:-10], unread.append)
+    assert (len(breaks), len(uncompiled), len(unread)) == (1, 0, 1)
 
 
 def test_rules_are_whole() -> None:

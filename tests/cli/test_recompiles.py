@@ -175,4 +175,4 @@ def test_a_run_without_the_tap_is_incomplete(copy: Path) -> None:
 def test_a_run_with_a_torn_line_is_incomplete(copy: Path) -> None:
     (copy / "recompiles.jsonl").write_text('{"function": "sca')
     done = invoke(str(copy.parent), code=125)
-    assert "recompiles.jsonl, line 1 cannot be read" in done.output and "incomplete" in done.output
+    assert "recompiles.jsonl line 1 is cut off" in done.output and "incomplete" in done.output

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from graphprobe.internals import bus
-from graphprobe.internals.bus import Advice, Patch, PatchSet, Subscriber, Subscription, advised, exists
+from graphprobe.internals.bus import Advice, Patch, PatchSet, Subscriber, Subscription, advised, resolve
 
 
 class Observer:
@@ -275,7 +275,7 @@ def test_replaces_calls_through_and_restores(attribute: str, call: Callable[[Any
 def test_a_missing_name_is_told_and_nothing_is_made(attribute: str) -> None:
     target, patches = package(), PatchSet()
     before = dict(vars(target))
-    assert exists(target, "nothing") and not exists(target, attribute)
+    assert resolve(target, "nothing")[2] is None
     assert not patches.apply(target, Patch("tap", "patched", attribute, wrapping([])))
     assert vars(target) == before
     assert patches.undo() == []

@@ -227,7 +227,7 @@ def test_a_buffer_that_others_change_holds_its_value_last() -> None:
     (part,) = found.parts
     changed = {name for buffer in part.buffers for name in buffer.mutates}
     changing = [buffer.name for buffer in part.buffers if buffer.mutates]
-    values = {name: node.name for name, node in part.values().items()}
+    values = {name: node.name for name, node in part.values.items()}
     assert len(changing) == 2 and len(changed) == 1
     assert values == {changing[-1]: "index_put_1"}
     assert {node.name for node in part.fx} >= {"index_put", "index_put_1"}

@@ -13,7 +13,6 @@ from graphprobe.analysis.breaks_facts import BreakFact, TriedBreak, UncompiledFa
 from graphprobe.analysis.breaks_rules import CONSEQUENCES, RULES
 from graphprobe.analysis.breaks_text import RESUMED, BreakLine, Part, parts_of, plain_name
 from graphprobe.store import layout
-from graphprobe.store.files import read_file
 from graphprobe.store.reader import Model, Run
 
 Outcome = Literal["behind", "continued", "rest", "function", "died", "raised"]
@@ -387,20 +386,12 @@ def report_from_run(run: Run) -> tuple[BreakReport, list[str]]:
     superseded = {model.compile.get("restart_of") for model in models}
     graphs = [_graph(model) for model in models if model.number not in superseded]
     notes: list[str] = []
-    data = b""
-    state = run.manifest.taps.get(TAP)
-    if state is None or state.startswith("missing"):
+    path = run.tool_dir / layout.BREAKS
+    recorded = not run.manifest.taps.get(TAP, "missing").startswith("missing")
+    if not recorded:
         notes.append("graph breaks and functions left uncompiled were not recorded")
-    else:
-        try:
-            data = read_file(run.tool_dir / layout.BREAKS)
-        except FileNotFoundError:
-            pass  # nothing broke
-        except OSError as error:
-            notes.append(f"{layout.BREAKS} cannot be read: {error.strerror}")
-    breaks, uncompiled, unread = facts_from_lines(data)
-    if unread:
-        notes.append(f"{unread} lines of {layout.BREAKS} cannot be read")
+    # Without a file nothing broke.
+    breaks, uncompiled = facts_from_lines(path if recorded and path.exists() else b"", notes.append)
     return report_from_facts(graphs, breaks, uncompiled), [*notes, *run.problems]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from graphprobe.errors import last_line
 from graphprobe.records import Int64
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store import layout
+from graphprobe.store.schema import lines_of
 
 
 class UserFrame(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -100,16 +102,14 @@ class TriedBreak(msgspec.Struct, frozen=True, kw_only=True):
 Fact = BreakFact | UncompiledFact
 
 
-def facts_from_lines(data: bytes) -> tuple[list[BreakFact], list[UncompiledFact], int]:
-    """The facts of a `graph_breaks.jsonl`, and how many lines of it could not be read."""
-    decoder = msgspec.json.Decoder(Fact)
-    facts: list[Fact] = []
-    lines = list(filter(None, data.split(b"\n")))
-    for line in lines:
-        with contextlib.suppress(*UNREADABLE):
-            facts.append(decoder.decode(line))
+def facts_from_lines(
+    source: Path | bytes, tell: Callable[[str], object]
+) -> tuple[list[BreakFact], list[UncompiledFact]]:
+    """The facts of a `graph_breaks.jsonl`; `tell` receives which lines of it cannot be read."""
+    lines = lines_of(source, msgspec.json.Decoder(Fact), tell=tell, name=layout.BREAKS, noun="graph break")
+    facts = [fact for _, _, fact in lines]
     breaks = [fact for fact in facts if isinstance(fact, BreakFact)]
-    return breaks, [fact for fact in facts if isinstance(fact, UncompiledFact)], len(lines) - len(facts)
+    return breaks, [fact for fact in facts if isinstance(fact, UncompiledFact)]
 
 
 class HeardBreaks:

@@ -22,7 +22,7 @@ from graphprobe.analysis.recompile_rules import RULES
 from graphprobe.store import layout
 from graphprobe.store.files import read_file
 from graphprobe.store.reader import Run
-from graphprobe.store.schema import UNREADABLE
+from graphprobe.store.schema import lines_of
 
 Aspect = tuple[str, str, int | None]
 Read = tuple[FailedGuard, ReadGuard]
@@ -482,15 +482,12 @@ def _recorded(run: Run, notes: list[str]) -> list[Recompile]:
     """The lines of the file that the event names; a line that was torn by a crash is told."""
     paths = {event.path for event in run.events() if event.name == TAP and event.kind == "log" and event.path}
     facts: list[Recompile] = []
+    decoder = msgspec.json.Decoder(Recompile)
     for path in paths:
         try:
-            lines = read_file(run.tool_dir / path, below=run.tool_dir).splitlines()
+            data = read_file(run.tool_dir / path, below=run.tool_dir)
         except OSError as error:
             notes.append(f"{path} cannot be read: {error.strerror}")
             continue
-        for number, line in enumerate(lines, 1):
-            try:
-                facts.append(msgspec.json.decode(line, type=Recompile))
-            except UNREADABLE as error:
-                notes.append(f"{path}, line {number} cannot be read: {error}")
+        facts += [fact for _, _, fact in lines_of(data, decoder, tell=notes.append, name=path, noun="recompilation")]
     return facts

@@ -427,10 +427,9 @@ def compare_profiles(before: Profile, after: Profile) -> TimingDiff:
 
 
 def _changes(before: list[Row], after: list[Row], time: str) -> list[TimingChange]:
-    left = {row.name: row for row in before}
-    right = {row.name: row for row in after}
+    left, right = {row.name: row for row in before}, {row.name: row for row in after}
     changes = []
-    for name in [*left, *(name for name in right if name not in left)]:
+    for name in left | right:
         a, b = left.get(name, Row(name)), right.get(name, Row(name))
         spent = getattr(a, time), getattr(b, time)
         changes.append(TimingChange(name, a.what or b.what, *spent, spent[1] - spent[0], a.count, b.count))

@@ -5,7 +5,7 @@ The ladder runs the same program on backends that add one stage at a time; the f
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,14 +59,8 @@ class Backend(msgspec.Struct, frozen=True):
     @property
     def function(self) -> BackendFunction:
         """The backend itself: `(gm, example_inputs, **options) -> callable`. The same object every time."""
-        found: BackendFunction = load(self.target)
+        found: BackendFunction = pkgutil.resolve_name(self.target)
         return found
-
-
-def load(target: str) -> Any:
-    """What `module:name` stands for."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _row(file: str, name: str, proves: str, /, **options: str) -> Backend:
@@ -283,7 +277,7 @@ def get(name: str, **options: Any) -> Callable[..., Any]:
     if not options:
         return backend.function
     if backend.factory is not None:
-        made: Callable[..., Any] = load(backend.factory)(**options)
+        made: Callable[..., Any] = pkgutil.resolve_name(backend.factory)(**options)
         return made
     return Configured(backend.name, backend.function, options)
 

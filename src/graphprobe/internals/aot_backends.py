@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from types import FunctionType
 from typing import Any
@@ -20,6 +20,9 @@ from graphprobe.internals.unseen import unseen
 REGISTRY, COMMON = "torch._dynamo.backends.registry", "torch._dynamo.backends.common"
 WRAPPERS = ("compiler_fn", "_torchdynamo_orig_backend", "_inner")
 """Attributes under which torch, and `graphprobe.wrap`, keep a function that they wrap."""
+
+STOCK = ("torch", "types", "graphprobe")
+"""Packages of the classes that wrap."""
 
 Compiler = Callable[[GraphModule, Any], Callable[..., Any]]
 Edit = Callable[[GraphModule, str], GraphModule]
@@ -52,17 +55,13 @@ def inductor_with_mode(mode: str | None) -> Callable[..., Any]:
 def unwrapped(backend: Any) -> tuple[Any, dict[str, Any]]:
     """What is inside of the wrappers of torch and graphprobe, and the arguments that they pass besides the graph."""
     given: dict[str, Any] = {}
-    while not isinstance(backend, FunctionType) and _is_stock(type(backend)):
+    while not isinstance(backend, FunctionType) and type(backend).__module__.partition(".")[0] in STOCK:
         inner = next((vars(backend)[name] for name in WRAPPERS if name in getattr(backend, "__dict__", {})), None)
         if inner is None or inner is backend:
             break
         given = {**vars(backend).get("kwargs", {}), **given}
         backend = inner
     return backend, given
-
-
-def _is_stock(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("torch", "types", "graphprobe")
 
 
 def aot_arguments(backend: Any) -> dict[str, Any] | None:
@@ -107,12 +106,6 @@ def _is_torchs(backend: Any) -> bool:
     return str(module).partition(".")[0] == "torch"
 
 
-def min_cut_partitioner() -> Callable[..., Any]:
-    """The partitioner that recomputes what is cheap, as Inductor uses it."""
-    found = require(PARTITIONERS, "min_cut_rematerialization_partition", purpose="the min-cut partitioner")
-    return functools.partial(found, compiler="inductor")
-
-
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's decompositions under its present configuration."""
     select = require("torch._inductor.decomposition", "select_decomp_table", purpose="Inductor's decompositions")
@@ -143,25 +136,19 @@ def aot_compile(
         keep_mutations: leave mutations of inputs in an inference graph, instead of copying back after it.
         whole: names of operations, such as `aten.silu.default`, that are not decomposed.
     """
-    aot_autograd = require(COMMON, "aot_autograd", purpose="every AOTAutograd backend")
     settings: dict[str, Any] = {"fw_compiler": forward, "bw_compiler": backward}
     if min_cut:
-        settings["partition_fn"] = min_cut_partitioner()
+        partition = require(PARTITIONERS, "min_cut_rematerialization_partition", purpose="the min-cut partitioner")
+        settings["partition_fn"] = functools.partial(partition, compiler="inductor")
     if keep_mutations:
         settings["keep_inference_input_mutations"] = True
-    if not decompose:
-        compiled: Callable[..., Any] = aot_autograd(**settings)(gm, example_inputs)
+    if decompose:
+        known = inductor_decompositions().items()
+        settings["decompositions"] = {op: function for op, function in known if str(op) not in whole}
+    # With decompositions as Inductor has it: effect tokens are made inside the graph.
+    with functorch_config.patch({"unlift_effect_tokens": True}) if decompose else nullcontext():
+        compiled: Callable[..., Any] = aot_autograd()(**settings)(gm, example_inputs)
         return compiled
-    table = {op: function for op, function in inductor_decompositions().items() if str(op) not in whole}
-    with effect_tokens_unlifted():
-        compiled = aot_autograd(decompositions=table, **settings)(gm, example_inputs)
-        return compiled
-
-
-def effect_tokens_unlifted() -> AbstractContextManager[Any]:
-    """AOTAutograd configured as Inductor has it: effect tokens are made inside the graph."""
-    patched: AbstractContextManager[Any] = functorch_config.patch({"unlift_effect_tokens": True})
-    return patched
 
 
 def crossref_setting() -> str | None:

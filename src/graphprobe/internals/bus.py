@@ -98,11 +98,6 @@ def resolve(module: ModuleType, attribute: str) -> tuple[Any, str, Any]:
     return owner, name, inspect.getattr_static(owner, name, _MISSING)
 
 
-def exists(module: ModuleType, attribute: str) -> bool:
-    """Whether the dotted path leads to something."""
-    return resolve(module, attribute)[2] is not _MISSING
-
-
 @dataclass(slots=True, eq=False)
 class _Link:
     """What one subscriber has made of a name."""

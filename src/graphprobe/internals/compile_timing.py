@@ -6,16 +6,17 @@ import importlib.machinery
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from graphprobe.internals.bus import Advice, Patch, Subscription, advised
-from graphprobe.internals.dynamo.compile_facts import compiled_now
+from graphprobe.internals.dynamo.compile_facts import compiled_now, frames_from
 from graphprobe.internals.importhook import StandInLoader
 from graphprobe.internals.inductor.inductor_taps import pass_patches
 
@@ -111,10 +112,9 @@ class SpanRecorder:
 
     def end_named(self, name: str) -> None:
         """Close the innermost open span of that name; nothing when it began before the recorder did."""
-        for span in reversed(self._local.stack):
-            if span.name == name:
-                self.end(span)
-                return
+        span = next((span for span in reversed(self._local.stack) if span.name == name), None)
+        if span is not None:
+            self.end(span)
 
     def close(self) -> None:
         """Stop, and end what is still open, of whatever thread, in the span around it or now."""
@@ -174,25 +174,18 @@ class ImportTimer(MetaPathFinder):
         finally:
             self.busy.inside = False
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _TimedLoader(spec.loader, self)
+            spec.loader = StandInLoader(spec.loader, self._timed)
         return spec
 
-
-class _TimedLoader(StandInLoader):
-    """Loads within a span."""
-
-    def __init__(self, inner: Loader, timer: ImportTimer) -> None:
-        super().__init__(inner)
-        self._timer = timer
-
-    def load(self, module: ModuleType) -> None:
-        recorder = self._timer.recorder
+    @contextmanager
+    def _timed(self, module: ModuleType) -> Iterator[None]:
+        recorder = self.recorder
         span = recorder.quietly(lambda: recorder.begin(module.__name__, "import"))
-        outer, self._timer.busy.inside = self._timer.busy.inside, True
+        outer, self.busy.inside = self.busy.inside, True
         try:
-            super().load(module)
+            yield
         finally:
-            self._timer.busy.inside = outer
+            self.busy.inside = outer
             if span is not None:
                 recorder.quietly(lambda: recorder.end(span))
 
@@ -276,7 +269,7 @@ class CompileTiming:
             advised("profile", UTILS, f"{EVENTS}.log_event_end", self._event_end),
             advised("profile", UTILS, f"{EVENTS}.log_instant_event", self._instant),
             advised("profile", UTILS, "CompilationMetrics.create", self._metrics),
-            *pass_patches("profile", self._pass_begins, self._pass_ends),
+            *pass_patches("profile", self._pass_begins, lambda _, span, __: self._ends(span)),
             *(advised("profile", timed.module, timed.attribute, self._function(timed)) for timed in FUNCTIONS),
         ]
 
@@ -308,8 +301,7 @@ class CompileTiming:
         yield
 
     def _cache_answer(self, cache: str, state: str, metadata: dict[str, Any]) -> None:
-        inside = self.recorder.inside
-        reason = metadata.get("cache_bypass_reason")
+        inside, reason = self.recorder.inside, metadata.get("cache_bypass_reason")
         fact = {"cache": cache, "state": state, "compile_id": inside.compile_id if inside is not None else None}
         self.caches.append(fact | {"reason": None if reason is None else str(reason)})
 
@@ -318,17 +310,12 @@ class CompileTiming:
         yield
 
     def _pass_begins(self, seen: Any) -> OpenSpan | None:
-        caller = sys._getframe(1)
-        while caller.f_code.co_name == "__enter__" and caller.f_back is not None:
-            caller = caller.f_back
+        names = (frame.f_code.co_name for frame in frames_from(sys._getframe(1)))
         # These two time the pass themselves.
-        if caller.f_code.co_name in ("apply_gm_pass", "apply_graph_pass"):
+        if next(name for name in names if name != "__enter__") in ("apply_gm_pass", "apply_graph_pass"):
             return None
         span: OpenSpan | None = self.recorder.quietly(lambda: _begin_pass(self.recorder, seen))
         return span
-
-    def _pass_ends(self, seen: Any, span: OpenSpan, error: BaseException | None) -> None:
-        self.recorder.quietly(lambda: self.recorder.end(span))
 
     def _function(self, timed: TimedFunction) -> Callable[..., Advice]:
         recorder = self.recorder
@@ -344,9 +331,12 @@ class CompileTiming:
             span = recorder.quietly(begin)
             yield
             if span is not None:
-                recorder.quietly(lambda: recorder.end(span))
+                self._ends(span)
 
         return call
+
+    def _ends(self, span: OpenSpan) -> None:
+        self.recorder.quietly(lambda: self.recorder.end(span))
 
 
 def _begin_pass(recorder: SpanRecorder, seen: Any) -> OpenSpan | None:

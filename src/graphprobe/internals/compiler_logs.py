@@ -6,6 +6,7 @@ import ast
 import contextlib
 import copy
 import difflib
+import functools
 import importlib.util
 import logging
 import re
@@ -78,20 +79,15 @@ def known_names() -> LogNames:
     Raises:
         UnsupportedTorchError: this torch has no such list.
     """
-    found = None if REGISTRY[0] in sys.modules else _from_source()
-    found = found if found is not None else _from_torch()
-    components = dict(found.components)
-    for name, loggers in OWN.items():
-        components[name] = (*components.get(name, ()), *loggers)
-    return LogNames(components, found.artifacts)
+    found = (None if REGISTRY[0] in sys.modules else _from_source()) or _from_torch()
+    more = {name: (*found.components.get(name, ()), *loggers) for name, loggers in OWN.items()}
+    return LogNames(found.components | more, found.artifacts)
 
 
 def torch_folder() -> Path | None:
     """Where torch lies, without importing it; None when it is not installed."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).parent
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def is_torch_module(name: str) -> bool:
@@ -274,7 +270,7 @@ class CompilerLogs:
         self._file_sink = file_sink
         self._patches = PatchSet()
         self._lowered: dict[str, tuple[int, _Lowered]] = {}
-        self._heard: dict[str, _Heard] = {}
+        self._hearing = functools.cache(self._find_hearing)
         self._on = False
         self._configuring_now = _Configuring()
 
@@ -292,7 +288,8 @@ class CompilerLogs:
         if internal is not None and len(self._patches.addresses) == 1:
             self._patches.apply(internal, Patch("logs", ARTIFACTS, "configure_artifact_log", self._configuring))
             self._patches.apply(internal, Patch("logs", ARTIFACTS, "LogState.is_artifact_enabled", self._enabling))
-        self._open_artifacts()
+        for name, logger in _artifact_loggers() if self._plan.artifacts or self._plan.along else ():
+            self._open_artifact(name, logger)
         self._on = True
 
     def stop(self) -> None:
@@ -326,12 +323,6 @@ class CompilerLogs:
             if logger.level == logging.NOTSET and child.startswith(name + "."):
                 # Its level may come from a logger between the two, for which the user has set one.
                 self._lower(logger, logger.getEffectiveLevel())
-
-    def _open_artifacts(self) -> None:
-        if not (self._plan.artifacts or self._plan.along):
-            return
-        for name, logger in _artifact_loggers():
-            self._open_artifact(name, logger)
 
     def _open_artifact(self, name: str, logger: logging.Logger) -> None:
         if self._hearing(name).asked and logger.getEffectiveLevel() > logging.DEBUG:
@@ -370,7 +361,7 @@ class CompilerLogs:
             if heard is not _NOBODY and self._on and not logger.disabled:
                 hidden = record.levelno < self._level_without_us(logger)
                 if heard.main and record.levelno >= self._level and not (hidden and heard.artifact is not None):
-                    self._tell(record)
+                    self._sink(record.name, _line(record))
                 if heard.routes or heard.asked:
                     self._tell_files(record, heard)
                 if hidden:
@@ -379,12 +370,6 @@ class CompilerLogs:
                 original(logger, record)
 
         return handle
-
-    def _hearing(self, name: str) -> _Heard:
-        heard = self._heard.get(name)
-        if heard is None:
-            heard = self._heard[name] = self._find_hearing(name)
-        return heard
 
     def _find_hearing(self, name: str) -> _Heard:
         main = any(_below(name, family) for family in LOGGERS)
@@ -412,9 +397,6 @@ class CompilerLogs:
             current = current.parent
         return logging.NOTSET
 
-    def _tell(self, record: logging.LogRecord) -> None:
-        self._sink(record.name, _line(record))
-
     def _tell_files(self, record: logging.LogRecord, heard: _Heard) -> None:
         if heard.artifact is not None:
             if heard.asked:
@@ -440,7 +422,8 @@ def _line(record: logging.LogRecord) -> str:
         # A copy: formatting leaves traces in a record, which the program's own formatters would find.
         return LINE.format(copy.copy(record))
     except Exception as error:  # an argument without a text; nobody would have asked it for one
-        return f"{record.levelname} {record.name} {record.filename}:{record.lineno}] {_safe(record.msg)} ({error!r})"
+        message = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+        return f"{record.levelname} {record.name} {record.filename}:{record.lineno}] {message} ({error!r})"
 
 
 def _file_line(record: logging.LogRecord, artifact: str | None, *, verbose: bool) -> str:
@@ -472,7 +455,3 @@ def _compile_id() -> str | None:
             found = guards.CompileContext.current_trace_id()
             return None if found is None else str(found)
     return None
-
-
-def _safe(message: Any) -> str:
-    return message if isinstance(message, str) else type(message).__name__

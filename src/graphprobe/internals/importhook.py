@@ -6,7 +6,8 @@ import importlib.machinery
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any
@@ -17,10 +18,10 @@ Callback = Callable[[ModuleType], None]
 
 
 class StandInLoader(Loader):
-    """In the place of a module's own loader, to which it delegates; `load` does something around loading."""
+    """In the place of a module's own loader, to which it delegates; it loads the module inside of `around(module)`."""
 
-    def __init__(self, inner: Loader) -> None:
-        self._inner = inner
+    def __init__(self, inner: Loader, around: Callable[[ModuleType], AbstractContextManager[None]]) -> None:
+        self._inner, self._around = inner, around
 
     def __getattr__(self, name: str) -> Any:
         # Whoever gets the spec without importing may ask for the source, resources and so on.
@@ -34,24 +35,8 @@ class StandInLoader(Loader):
         module.__loader__ = self._inner
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
-        with unseen:
-            self.load(module)
-
-    def load(self, module: ModuleType) -> None:
-        """Run the module."""
-        self._inner.exec_module(module)
-
-
-class _NotifyingLoader(StandInLoader):
-    """Loads, then calls back."""
-
-    def __init__(self, inner: Loader, hook: ImportHook) -> None:
-        super().__init__(inner)
-        self._hook = hook
-
-    def load(self, module: ModuleType) -> None:
-        super().load(module)
-        self._hook.notify(module)
+        with unseen, self._around(module):
+            self._inner.exec_module(module)
 
 
 class ImportHook(MetaPathFinder):
@@ -82,6 +67,11 @@ class ImportHook(MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
+    @contextmanager
+    def _notifying(self, module: ModuleType) -> Iterator[None]:
+        yield
+        self.notify(module)
+
     def notify(self, module: ModuleType) -> None:
         callback = self._pending.pop(module.__name__, None)
         if callback is not None:
@@ -100,5 +90,5 @@ class ImportHook(MetaPathFinder):
         finally:
             self._searching.name = None
         if spec is not None and spec.loader is not None:
-            spec.loader = _NotifyingLoader(spec.loader, self)
+            spec.loader = StandInLoader(spec.loader, self._notifying)
         return spec

@@ -67,12 +67,7 @@ def signatures(code: str) -> dict[str, Signature]:
     found: dict[str, Signature] = {}
     for name, call in calls.items():
         kind = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if kind.startswith("cpp"):
-            signature = _cpp(call)
-        elif kind == "triton":
-            signature = _triton(call)
-        else:
-            signature = None
+        signature = _cpp(call) if kind.startswith("cpp") else _triton(call) if kind == "triton" else None
         if signature is not None:
             found[name] = signature
     for name, call in calls.items():
@@ -167,23 +162,18 @@ def _triton_parameter(name: str, kind: str, mutated: bool) -> Parameter:
 
 def _triton_meta(function: ast.FunctionDef) -> tuple[dict[str, str] | None, tuple[str, ...]]:
     """Types by parameter and the names of the mutated ones, from the function's decorators."""
-    types: dict[str, str] | None = None
-    mutated: tuple[str, ...] = ()
-    for decorator in function.decorator_list:
-        for node in ast.walk(decorator):
-            if not isinstance(node, ast.Dict):
-                continue
-            for key, value in zip(node.keys, node.values, strict=True):
-                label = key.value if isinstance(key, ast.Constant) else None
-                if label == "signature" and isinstance(value, ast.Dict):
-                    types = {
-                        str(k.value): str(v.value)
-                        for k, v in zip(value.keys, value.values, strict=True)
-                        if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
-                    }
-                elif label == "mutated_arg_names":
-                    mutated = tuple(_strings(value) or ())
-    return types, mutated
+    inside = (node for decorator in function.decorator_list for node in ast.walk(decorator))
+    found = {key: value for node in inside if isinstance(node, ast.Dict) for key, value in _entries(node)}
+    signature, mutated = found.get("signature"), found.get("mutated_arg_names")
+    types = None
+    if isinstance(signature, ast.Dict):
+        types = {str(key): str(value.value) for key, value in _entries(signature) if isinstance(value, ast.Constant)}
+    return types, () if mutated is None else tuple(_strings(mutated) or ())
+
+
+def _entries(node: ast.Dict) -> Iterator[tuple[Any, ast.expr]]:
+    pairs = zip(node.keys, node.values, strict=True)
+    return ((key.value, value) for key, value in pairs if isinstance(key, ast.Constant))
 
 
 def buffers_by_line(code: str) -> dict[int, tuple[str, ...]]:
@@ -198,10 +188,8 @@ def buffers_by_line(code: str) -> dict[int, tuple[str, ...]]:
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         names = [node.id for value in given for node in ast.walk(value) if isinstance(node, ast.Name)]
         names = [name for name in names if not name.startswith(ALLOCATIONS)]
-        if isinstance(statement, ast.Assign):
-            names += [
-                node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)
-            ]
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        names += [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
         found[call.lineno] = tuple(dict.fromkeys(names))
     return found
 
@@ -399,22 +387,15 @@ def _buffers(node: ast.expr) -> Iterator[tuple[tuple[int, ...], str, bool]]:
         yield (), name, not isinstance(node, ast.Name)
 
 
-def _arguments(call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
-    yield from enumerate(call.args)
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            yield keyword.arg, keyword.value
-
-
 def _uses(call: ast.Call) -> list[Use]:
-    return [Use(name, at, path, view=view) for at, node in _arguments(call) for path, name, view in _buffers(node)]
+    named = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+    given: list[tuple[int | str, ast.expr]] = [*enumerate(call.args), *named]
+    return [Use(name, at, path, view=view) for at, node in given for path, name, view in _buffers(node)]
 
 
 def _kernel(call: ast.Call, name: str, signature: Signature) -> LaunchIO:
-    known = dict(enumerate(signature))
-    uses = [
-        (use, known[use.position]) for use in _uses(call) if isinstance(use.position, int) and use.position in known
-    ]
+    known: dict[int | str | None, Parameter] = dict(enumerate(signature))
+    uses = [(use, known[use.position]) for use in _uses(call) if use.position in known]
     pointers = [(use, parameter) for use, parameter in uses if parameter.pointer]
     reads = tuple(use for use, parameter in pointers if parameter.reads)
     return LaunchIO(call.lineno, name, "kernel", reads, tuple(use for use, parameter in pointers if parameter.writes))

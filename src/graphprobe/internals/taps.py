@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphprobe.internals import aot_taps as aot
 from graphprobe.internals import step_taps
-from graphprobe.internals.bus import Patch, Subscription
+from graphprobe.internals.bus import Patch, Subscriber, Subscription
 from graphprobe.internals.dynamo import dynamo_taps as dynamo
 from graphprobe.internals.dynamo import graph_breaks, recompile_taps
 from graphprobe.internals.inductor import inductor_taps as inductor
@@ -50,6 +50,6 @@ def _all(observer: CompileObserver) -> list[Patch]:
         *dynamo.patches(observer),
         *aot.patches(observer),
         *inductor.patches(observer),
-        *graph_breaks.patches(observer),
+        *graph_breaks.patches(Subscriber(observer)),
         *recompile_taps.patches(observer),
     ]

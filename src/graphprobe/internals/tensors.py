@@ -31,7 +31,8 @@ _weak: Any = reductions.StorageWeakRef  # not annotated
 
 _PURPOSE = "recording calls inside torch.vmap and torch.func"
 
-_is_wrapped: Callable[[Any], bool] = require("torch._C._functorch", "is_functorch_wrapped_tensor", purpose=_PURPOSE)
+is_wrapped: Callable[[Any], bool] = require("torch._C._functorch", "is_functorch_wrapped_tensor", purpose=_PURPOSE)
+"""Whether a transform of functorch stands between the program and a tensor's memory."""
 _is_batched: Callable[[Any], bool] = require("torch._C._functorch", "is_batchedtensor", purpose=_PURPOSE)
 _batch_dim: Callable[[Any], int] = require("torch._C._functorch", "maybe_get_bdim", purpose=_PURPOSE)
 _unwrap: Callable[[Any], torch.Tensor] = require("torch._C._functorch", "get_unwrapped", purpose=_PURPOSE)
@@ -101,11 +102,6 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return bool(_lazy(tensor))
 
 
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a transform of functorch stands between the program and the tensor's memory."""
-    return _is_wrapped(tensor)
-
-
 def without_transforms() -> AbstractContextManager[Any]:
     """A block in which operators work on plain tensors, and wrap nothing."""
     made: AbstractContextManager[Any] = require(
@@ -117,7 +113,7 @@ def without_transforms() -> AbstractContextManager[Any]:
 def physical(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
     """The tensor that has the memory, and in words what the program does not see of it; empty for a plain tensor."""
     batches = []
-    while _is_wrapped(tensor):
+    while is_wrapped(tensor):
         if _is_batched(tensor):
             batches.append(_batch_dim(tensor))
         tensor = _unwrap(tensor)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from graphprobe.internals.bus import Advice, Listener, Patch, Subscriber, Subscription, advised
 from graphprobe.internals.context import Frame, entered
-from graphprobe.internals.dynamo.compile_facts import calling_line
+from graphprobe.internals.dynamo.compile_facts import calling_line, frames_from
 from graphprobe.internals.importhook import ImportHook
 from graphprobe.internals.unseen import unseen
 
@@ -179,14 +179,14 @@ class Ways(Subscription):
     # -- what the program does ------------------------------------------------------------------------------------
 
     def _export(self, mod: Any, args: Any = (), kwargs: Any = None, *more: Any, **named: Any) -> Advice:
-        with self._inside() as wanted:
+        with self.inside as wanted:
             result, error = yield
         if wanted and error is None:
             self._begins("export", "torch.export.export", mod, tuple(args), kwargs or {}, result.graph_module, result)
 
     def _trace(self, tracer: Any, f: Any, *args: Any) -> Advice:
         wanted = self._is_programs(sys._getframe(2))
-        with self._inside() as outermost:
+        with self.inside as outermost:
             result, error = yield
         if not (wanted and outermost and error is None):
             return
@@ -198,13 +198,13 @@ class Ways(Subscription):
 
     def _symbolic(self, root: Any, concrete_args: Any = None) -> Advice:
         wanted = self._is_programs(sys._getframe(2))
-        with self._inside() as outermost:
+        with self.inside as outermost:
             result, error = yield
         if wanted and outermost and error is None and not concrete_args:
             self._begins("trace", "torch.fx.symbolic_trace", root, (), {}, result)
 
     def _module(self, program: Any, *args: Any, **kwargs: Any) -> Advice:
-        with self._inside() as wanted:
+        with self.inside as wanted:
             result, error = yield
         if error is None and self._here() and (state := self._states.get(program.graph_module)) is not None:
             if not wanted:
@@ -215,7 +215,7 @@ class Ways(Subscription):
             self._goes_on(result, WayGraph("module", _made_by("ExportedProgram.module"), before.traced, before))
 
     def _decompose(self, program: Any, decomp_table: Any = None, *args: Any, **kwargs: Any) -> Advice:
-        with self._inside() as wanted:
+        with self.inside as wanted:
             result, error = yield
         if wanted and error is None and program.graph_module in self._states:
             self.changed(program.graph_module)
@@ -230,14 +230,14 @@ class Ways(Subscription):
             self.derived(root, gm)
 
     def _copy(self, gm: Any, *args: Any) -> Advice:
-        with self._inside():
+        with self.inside:
             result, error = yield
         if error is None:
             self.derived(gm, result)
 
     def _joint(self, stack: Any, mod: Any, args: Any, kwargs: Any = None, **named: Any) -> Advice:
         wanted = self._is_programs(sys._getframe(2))
-        with self._inside() as outermost:
+        with self.inside as outermost:
             result, error = yield
         if wanted and outermost and error is None:
             from graphprobe.internals.quiet import quiet
@@ -249,13 +249,13 @@ class Ways(Subscription):
             self._begins("trace", "aot_export_joint_with_descriptors", fn, tuple(values), {}, result.graph_module)
 
     def _compile_joint(self, *args: Any, **kwargs: Any) -> Advice:
-        with self._inside():
+        with self.inside:
             yield
 
     def _compile(self, gm: Any, *args: Any, **kwargs: Any) -> Advice:
         wanted = self._copies and _is_graph(gm) and self._here() and not self.is_inside
         state = self._states.get(gm) if wanted else None
-        with self._inside() if state is not None else contextlib.nullcontext():
+        with self.inside if state is not None else contextlib.nullcontext():
             result, error = yield
         return None if state is None or error is not None else self._told(state.graph, result)
 
@@ -265,7 +265,7 @@ class Ways(Subscription):
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._here() and not self.is_inside:
-                with self._inside():
+                with self.inside:
                     tell = lambda: self._to.observer.way_called(graph, compiled, args, kwargs)  # noqa: E731
                     self._to.tell("call of a way", tell, None)
             return compiled(*args, **kwargs)
@@ -277,7 +277,7 @@ class Ways(Subscription):
         frame = None
         if state is not None:
             frame = self._to.tell("compile of a way", lambda: self._to.observer.way_compiles(state.graph), None)
-        with self._inside(), entered(frame):
+        with self.inside, entered(frame):
             result, error = yield
         if state is not None and error is None and isinstance(result, str):
             self._is_in(state.graph, result)
@@ -285,7 +285,7 @@ class Ways(Subscription):
     def _package(self, program: Any, *args: Any, **kwargs: Any) -> Advice:
         if self._here() and (state := self._states.get(program.graph_module)) is not None:
             self.changed(program.graph_module)
-        with self._inside():
+        with self.inside:
             result, error = yield
         if error is None and state is not None and isinstance(result, str | os.PathLike):
             self._is_in(state.graph, os.fspath(result))
@@ -363,7 +363,7 @@ class Ways(Subscription):
             state.calls, graph = state.calls + 1, state.graph
             if state.calls > MOST_IDLE:
                 self._profile(False)
-        with self._inside():
+        with self.inside:
             self._to.tell("call of a way", lambda: self._to.observer.way_called(graph, gm, args, kwargs), None)
             runs = lambda: self._to.observer.way_runs(graph, gm) if is_graph else None  # noqa: E731
             return self._to.tell("run of a way", runs, None)
@@ -372,7 +372,7 @@ class Ways(Subscription):
         """The observer learns what fails here, and the program goes on; its modes, which may fake values, are left."""
         from graphprobe.internals.quiet import quiet
 
-        with self._inside(), quiet():
+        with self.inside, quiet():
             self._to.tell(event, lambda: call(*args), None)
 
     def _begins(self, kind: Kind, how: str, fn: Any, args: Any, kwargs: Any, gm: Any, program: Any = None) -> None:
@@ -435,14 +435,14 @@ class Ways(Subscription):
 
     def _is_programs(self, frame: FrameType | None) -> bool:
         """Whether it is the program, or one of its libraries, that traces, outside of any compile of Dynamo's."""
-        while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(("graphprobe.", "torch.fx.")):
-            frame = frame.f_back
-        module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+        modules = (str(outer.f_globals.get("__name__", "")) for outer in frames_from(frame))
+        module = next((name for name in modules if not name.startswith(("graphprobe.", "torch.fx."))), "")
         own = self._here() and module.partition(".")[0] not in ("torch", "functorch", "graphprobe", "")
         return own and sys.modules["torch._guards"].CompileContext.try_get() is None
 
+    @property
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[bool]:
+    def inside(self) -> Iterator[bool]:
         """Nobody learns what torch and the observer do in the block; whether the block is the outermost here."""
         outermost = not self.is_inside
         profile = sys.getprofile()
@@ -460,11 +460,6 @@ class Ways(Subscription):
     def is_inside(self) -> bool:
         """Whether this thread is in such a block, or inside of torch's own work on a way."""
         return bool(getattr(self._local, "inside", False))
-
-    @property
-    def inside(self) -> contextlib.AbstractContextManager[bool]:
-        """A block in which no observer is called."""
-        return self._inside()
 
     def _profile(self, on: bool) -> None:
         if self._passes is not None and sys.getprofile() == (None if on else self._passes.on_event):

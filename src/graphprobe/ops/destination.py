@@ -79,9 +79,8 @@ def save_to(folder: str | os.PathLike[str] | None) -> None:
             _make(path)
             _saved.folder = path
         switch.off = folder is None
-        if _saved.writer is not None:
-            _saved.writer.close()
-            _saved.writer = None
+        _close()
+        _saved.writer = None
 
 
 def flush() -> Path | None:

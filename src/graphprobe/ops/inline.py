@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 
 from graphprobe.engine.tensor_stats import finish, meta_of, readable, stats_async, stats_of
 from graphprobe.errors import UsageError
+from graphprobe.internals.dynamo.compile_facts import frames_from
 from graphprobe.internals.operators.operators import define_side_effect
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.ops.destination import failed, keep, switch
@@ -166,10 +166,8 @@ def _first(t: torch.Tensor) -> list[object]:
 
 def _caller() -> str:
     """`file.py:12` of the innermost line outside graphprobe and torch."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_from(sys._getframe(1)):
         file = frame.f_code.co_filename
         if not file.startswith(_TORCH) and not str(frame.f_globals.get("__name__", "")).startswith("graphprobe."):
             return f"{file.replace(os.sep, '/')}:{frame.f_lineno}"
-        frame = frame.f_back
     return ""

@@ -208,7 +208,7 @@ class CompileCalls(Subscription):
                 return original(*args, **kwargs)
             token = running.set(True)
             if self._starts is not None and args and kwargs.get("accumulate_grad", False):
-                with self._inside_turn():
+                with self.inside:
                     self._starts(args[0])
             try:
                 with unseen:
@@ -226,7 +226,7 @@ class CompileCalls(Subscription):
 
     def _tell_backward(self, error: Exception | None) -> None:
         if self._backward is not None:
-            with self._inside_turn():
+            with self.inside:
                 self._backward(error)
 
     def _wrapper(self, record: Compiled, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,13 +245,13 @@ class CompileCalls(Subscription):
                     result = compiled(*args, **kwargs)
             except Exception as error:
                 if self._failed is not None and not self._is_inside():
-                    with self._inside_turn():
+                    with self.inside:
                         self._failed(record, args, kwargs, error)
                 raise
             finally:
                 self._called.reset(token)
             if self._after is not None:
-                with self._inside_turn():
+                with self.inside:
                     self._after(record, args, kwargs, result)
             return result
 
@@ -265,11 +265,6 @@ class CompileCalls(Subscription):
         for function in around:  # what is compiled there sets Dynamo on again
             uncompiled(function)
         return call
-
-    @property
-    def inside(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which compiled functions run uncompiled, and Dynamo is torch's own, as while `before` runs."""
-        return self._inside_turn()
 
     def _is_inside(self) -> bool:
         return self._inside.get() or self._busy not in (0, os.getpid())
@@ -285,14 +280,16 @@ class CompileCalls(Subscription):
                     record.beside += 1
                 return False
         try:
-            with self._inside_turn():
+            with self.inside:
                 self._before(record, args, kwargs)
         finally:
             self._turn.release()
         return not record.uncompiled
 
+    @property
     @contextlib.contextmanager
-    def _inside_turn(self) -> Iterator[None]:
+    def inside(self) -> Iterator[None]:
+        """A block in which compiled functions run uncompiled, and Dynamo is torch's own, as while `before` runs."""
         with self._turn:
             token, self._busy = self._inside.set(True), os.getpid()
             try:

@@ -150,20 +150,20 @@ class FrameName(NamedTuple):
         return self.given.startswith(RESUME_PREFIX)
 
 
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that led to it, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def compiled_now() -> FrameName | None:
     """What Dynamo is compiling on this thread; None where it is not, or where this torch keeps it elsewhere."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_from(sys._getframe(1)):
         if frame.f_code.co_name == COMPILE[1] and frame.f_globals.get("__name__") == COMPILE[0]:
-            return name_from_arguments(frame.f_locals)
-        frame = frame.f_back
+            code, given = frame.f_locals.get("code"), frame.f_locals.get("locals")
+            return frame_name(code, given) if isinstance(code, CodeType) and isinstance(given, Mapping) else None
     return None
-
-
-def name_from_arguments(of_compile: Mapping[str, Any]) -> FrameName | None:
-    """The name, from the locals of the function `COMPILE`."""
-    code, given = of_compile.get("code"), of_compile.get("locals")
-    return frame_name(code, given) if isinstance(code, CodeType) and isinstance(given, Mapping) else None
 
 
 def frame_name(code: CodeType, given: Mapping[str, Any]) -> FrameName:
@@ -190,15 +190,14 @@ def frame_name(code: CodeType, given: Mapping[str, Any]) -> FrameName:
 def calling_line(frame: FrameType | None) -> CodeLine | None:
     """The program's line that made the call, going out from inside of torch; a library's only where there is none."""
     nearest: CodeLine | None = None
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
+    for outer in frames_from(frame):
+        module = str(outer.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in ("torch", "graphprobe", "contextlib", "functools", "threading"):
-            code = frame.f_code
-            place = CodeLine(code.co_filename, frame.f_lineno, code.co_name)
+            code = outer.f_code
+            place = CodeLine(code.co_filename, outer.f_lineno, code.co_name)
             if not re.search(r"[/\\](?:site|dist)-packages[/\\]|^<", code.co_filename) or module == "__main__":
                 return place
             nearest = nearest or place
-        frame = frame.f_back
     return nearest
 
 
@@ -222,13 +221,11 @@ def _first(code: CodeType, given: Mapping[str, Any], resumed: bool) -> Any:
 
 def _self_of_caller(code: CodeType) -> Any:
     """Of a continuation that uses its `self` no more: that of the function that calls it, which it is the rest of."""
-    frame: FrameType | None = sys._getframe(1)
     own = plain_name(code.co_name)
-    while frame is not None:
+    for frame in frames_from(sys._getframe(1)):
         same = frame.f_code.co_filename == code.co_filename and plain_name(frame.f_code.co_name) == own
         if same and "self" in frame.f_locals:
             return frame.f_locals["self"]
-        frame = frame.f_back
     return None
 
 
@@ -239,10 +236,8 @@ def _method(module: Any, code: CodeType, own: str, resumed: bool) -> tuple[str, 
     """
     inherited = (name for kind in type(module).__mro__ for name in vars(kind))
     for name in dict.fromkeys((*_CALLS[:1], own, *module.__dict__, *inherited)):
-        found = (
-            module.__dict__.get(name) if name in module.__dict__ else inspect.getattr_static(type(module), name, None)
-        )
-        chain = list(_chain(found))
+        inherits = name not in module.__dict__
+        chain = list(_chain(inspect.getattr_static(type(module), name, None) if inherits else module.__dict__[name]))
         if any(one.__code__ is code for one in chain):
             return name, chain[-1].__code__
     if _is_dynamos_own(code):
@@ -257,12 +252,10 @@ def _undecorated(code: CodeType, given: Mapping[str, Any]) -> Any:
     """The function that was given to `torch.compile`, if `code` is that of a decorator around it."""
     if _is_dynamos_own(code):
         return next(iter(list(_chain(given.get("fn")))[-1:]), None)
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_from(sys._getframe(1)):
         if frame.f_globals.get("__name__") == "torch._dynamo.eval_frame" and "fn" in frame.f_locals:
             chain = list(_chain(frame.f_locals["fn"]))
             return chain[-1] if any(one.__code__ is code for one in chain) else None
-        frame = frame.f_back
     return None
 
 
@@ -283,25 +276,14 @@ def _is_dynamos_own(code: CodeType) -> bool:
     return code.co_filename.replace("\\", "/").endswith(_OWN_FRAME)
 
 
-class UnderCompile(NamedTuple):
-    """What Dynamo is compiling on this thread.
-
-    Attributes:
-        names: class of the module or the function, and longer; empty outside Dynamo.
-        owner: identity of the module whose method it is; 0 for a function.
-    """
-
-    names: tuple[str, ...] = ()
-    owner: int = 0
-
-
-def under_compile() -> UnderCompile:
-    """See `UnderCompile`."""
+def under_compile() -> tuple[tuple[str, ...], int]:
+    """Names of what Dynamo is compiling on this thread: class of the module or the function, and longer; empty outside
+    Dynamo. And the identity of the module whose method it is; 0 for a function."""
     named = compiled_now()
     if named is None:
-        return UnderCompile()
+        return (), 0
     if named.module is not None:
         kind = type(named.module)
-        return UnderCompile((kind.__name__, f"{kind.__module__}.{kind.__qualname__}", named.given), id(named.module))
+        return (kind.__name__, f"{kind.__module__}.{kind.__qualname__}", named.given), id(named.module)
     name = named.plain
-    return UnderCompile((name if name.isidentifier() else "function", name, named.given))
+    return (name if name.isidentifier() else "function", name, named.given), 0

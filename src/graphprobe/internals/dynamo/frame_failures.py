@@ -100,7 +100,7 @@ class FrameFailures(Subscription):
             except Exception as error:
                 one_graph = bool(args[1] if len(args) > 1 else kwargs.get("one_graph"))
                 box = getattr(kwargs.get("convert_frame_box"), "error_on_graph_break", None)
-                self._tell(code, globals, locals, closure, error, fullgraph=one_graph or bool(box), one_graph=one_graph)
+                self._tell(code, globals, locals, closure, error, fullgraph=one_graph or bool(box))
                 raise
 
         return _compile
@@ -112,11 +112,9 @@ class FrameFailures(Subscription):
         frame, converter = outer.get("frame"), outer.get("self")
         if isinstance(error, Exception) and frame is not None and getattr(converter, "_one_graph", False):
             given = (frame.f_code, frame.f_globals, frame.f_locals, frame.closure)
-            self._tell(*given, error, fullgraph=True, one_graph=True)
+            self._tell(*given, error, fullgraph=True)
 
-    def _tell(
-        self, code: Any, globals: Any, locals: Any, closure: Any, error: Exception, *, fullgraph: bool, one_graph: bool
-    ) -> None:
+    def _tell(self, code: Any, globals: Any, locals: Any, closure: Any, error: Exception, *, fullgraph: bool) -> None:
         # Builtin exceptions take no weak reference, and one that is kept keeps the program's tensors.
         identity = (id(error), repr(error))
         if self._broken or self._told == identity or not _is_tracing(error):
@@ -124,20 +122,11 @@ class FrameFailures(Subscription):
         try:
             self._told = identity
             dynamic, unresolved = _dynamic(code, locals, closure)
-            frame = FailedFrame(
-                code,
-                globals,
-                dict(locals),
-                tuple(closure or ()),
-                error,
-                fullgraph,
-                not fullgraph and _is_suppressed(error),
-                _user_stack(error),
-                {name: value for name, value in changed_values("torch._dynamo.config") if not OURS.match(name)},
-                dynamic,
-                unresolved,
-            )
-            self._on_failure(frame)
+            changed = {name: value for name, value in changed_values("torch._dynamo.config") if not OURS.match(name)}
+            frame = (code, globals, dict(locals), tuple(closure or ()))
+            suppressed = not fullgraph and _is_suppressed(error)
+            told = FailedFrame(*frame, error, fullgraph, suppressed, _user_stack(error), changed, dynamic, unresolved)
+            self._on_failure(told)
         except Exception as fault:  # the program must not see our faults
             self._broken = True
             self._on_error(fault)

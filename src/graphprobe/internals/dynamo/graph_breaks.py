@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType
 from typing import Any, Protocol
@@ -106,12 +107,9 @@ class GraphObserver(Listener, Protocol):
         """A backend is about to get a graph. `guards` reads its guards, once the compile has ended."""
 
 
-def patches(observer: BreakObserver) -> list[Patch]:
+def patches(to: Subscriber[BreakObserver]) -> list[Patch]:
     """The taps for breaks and for functions left uncompiled."""
-    return _patches(Subscriber(observer))
 
-
-def _patches(to: Subscriber[BreakObserver]) -> list[Patch]:
     def log_graph_break(tx: Any, *args: Any, **kwargs: Any) -> Advice:
         def tell() -> None:
             given = [*args, *kwargs.values()]
@@ -209,12 +207,8 @@ def _is_raised(error: Any, compile_locals: dict[str, Any]) -> bool:
 
 def _locals_of(error: BaseException, function: str) -> dict[str, Any]:
     """The arguments of a function of Dynamo's that the error has come through; empty where it has not."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == function:
-            return trace.tb_frame.f_locals
-        trace = trace.tb_next
-    return {}
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((frame.f_locals for frame in frames if frame.f_code.co_name == function), {})
 
 
 def frames_of(stack: Sequence[Any] | None) -> list[UserFrame]:
@@ -266,7 +260,7 @@ def listen(observer: BreakObserver) -> Callable[[], None]:
     torch is not imported for it. Observers may come and go in any order.
     """
     to = Subscriber(observer)
-    return _until_stopped(to, _patches(to), "graph breaks")
+    return _until_stopped(to, patches(to), "graph breaks")
 
 
 def tap_graphs(observer: GraphObserver) -> Callable[[], None]:

@@ -120,7 +120,8 @@ class OnlyFunction(Subscription):
             found = self._known.get((code, owner))
             if found is None:
                 names = (*names_of(code, owner), *_names_elsewhere(named))
-                found = self._known[code, owner] = {pattern for pattern in self.patterns if _matches(pattern, names)}
+                matching = (p for p in self.patterns if any(fnmatch.fnmatchcase(name, p) for name in names))
+                found = self._known[code, owner] = set(matching)
                 self._matched |= found
             (self.compiled if found else self.left_out)[_shown(code, owner)] += 1
             if self._told_by_children is not None and os.getpid() != self._pid:
@@ -172,10 +173,6 @@ def _plain(name: str) -> str:
     """The function behind a graph break goes by the name of the function."""
     head, dot, last = name.rpartition(".")
     return f"{head}{dot}{plain_name(last)}"
-
-
-def _matches(pattern: str, names: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
 def _shown(code: CodeType, owner: type | None) -> str:

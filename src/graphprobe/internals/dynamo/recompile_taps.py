@@ -107,8 +107,7 @@ def _described(check: ReadGuard, value: Any) -> str | None:
     if check.kind == "alias-changed":
         return "Tensor" if isinstance(value, torch.Tensor) else type(value).__name__
     if check.kind == "type-changed":
-        kind = type(value)
-        return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return _full_name(type(value)).removeprefix("builtins.")
     if isinstance(value, torch.Tensor):
         return "a tensor"
     if isinstance(value, enum.Enum):
@@ -284,7 +283,7 @@ def _owner_of(frame: Any) -> _Owner | None:
         given = frame.f_locals.get(among)
         first, instance = f"{among}[0]", given[0] if type(given) is tuple and given else None
     if _has_identity(instance):
-        return _Owner(_class_name(type(instance)), instance, first)
+        return _Owner(_full_name(type(instance)), instance, first)
     around = [frame.f_locals[name] for name in code.co_freevars if name in frame.f_locals]
     wrapped = [_called(value) for value in around]
     named = [(name, value) for name, value in wrapped if name]
@@ -299,14 +298,12 @@ def _called(value: object) -> tuple[str, object]:
     if isinstance(value, types.MethodType):
         value = value.__self__
     if isinstance(value, torch.nn.Module):
-        return _class_name(type(value)), value
-    if isinstance(value, types.FunctionType):
-        return f"{value.__module__}.{value.__qualname__}", value
-    return "", value
+        return _full_name(type(value)), value
+    return _full_name(value) if isinstance(value, types.FunctionType) else "", value
 
 
-def _class_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def _full_name(value: type | types.FunctionType) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _failed_guard(reason: str, frame: Any, owner: _Owner | None, versions: Mapping[str | None, _Owner]) -> FailedGuard:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -24,6 +24,8 @@ BROKEN = "parts of it run uncompiled, after a graph break"
 _NATIVE = ("aten", "prims", "prim", "_c10d_functional", "quantized", "inductor")
 """Namespaces of operators that are torch's own: what they give has the dtype in which they compute."""
 _SHAPE_ONLY = ("new_", "_like")
+
+T = TypeVar("T")
 
 
 class Inside(NamedTuple):
@@ -165,9 +167,9 @@ def _read(gm: Any, known: _Known) -> None:
 
 
 def _read_node(node: Any, known: _Known) -> None:
-    given = list(_tensors([n.meta.get("example_value", n.meta.get("val")) for n in node.all_input_nodes]))
-    gives = list(_tensors(node.meta.get("example_value", node.meta.get("val"))))
-    dtypes = [tensor.dtype for tensor in gives] + list(_dtypes([*node.args, *node.kwargs.values()]))
+    given = list(_leaves([n.meta.get("example_value", n.meta.get("val")) for n in node.all_input_nodes], torch.Tensor))
+    gives = list(_leaves(node.meta.get("example_value", node.meta.get("val")), torch.Tensor))
+    dtypes = [tensor.dtype for tensor in gives] + list(_leaves([*node.args, *node.kwargs.values()], torch.dtype))
     known.dtypes.update(_name(dtype) for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
     if node.op in ("call_function", "call_method", "call_module"):
         name = str(getattr(node.target, "__name__", node.target))
@@ -193,20 +195,12 @@ def _is_native(target: Any) -> bool:
     return module.partition(".")[0] in ("torch", "_operator", "operator", "math", "builtins") and "triton" not in name
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _leaves(value: Any, kind: type[T]) -> Iterator[T]:
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _tensors(one)
-
-
-def _dtypes(value: Any) -> Iterator[torch.dtype]:
-    if isinstance(value, torch.dtype):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _dtypes(one)
+            yield from _leaves(one, kind)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from torch.fx import Graph, GraphModule, Node
 
 from graphprobe.internals.bus import Advice, Patch, Subscription, advised
+from graphprobe.internals.dynamo.compile_facts import frames_from
 from graphprobe.internals.inductor.inductor_taps import PASSES, pass_patches
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
@@ -237,9 +238,7 @@ class OwnPasses:
     def _on_call(self, frame: FrameType, code: CodeType) -> None:
         around = self._stack[-1][1] if self._stack else ""
         if code in (self._block, self._enter, self._exit):
-            caller = frame.f_back
-            while caller is not None and self._name_of(caller) is None:
-                caller = caller.f_back
+            caller = next((outer for outer in frames_from(frame.f_back) if self._name_of(outer) is not None), None)
             given: Any = frame.f_locals if code is self._block else vars(frame.f_locals["self"])
             ends = code is self._exit or frame in self._blocks
             self._blocks.add(frame)

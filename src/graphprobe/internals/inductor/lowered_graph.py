@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,25 +62,24 @@ class ScheduledGraph:
     nodes: tuple[IRNode, ...]
     buffers: tuple[Buffer, ...]
     fx: tuple[Node, ...]
-    _values: dict[str, Node] | None = None
 
+    @cached_property
     def values(self) -> dict[str, Node]:
         """By buffer, the FX node whose value it holds; a buffer that is not there has the value of none.
 
         A buffer that another one changes has its node's value only then: the last that changes it holds it.
         """
-        if self._values is None:
-            last = {changed: buffer.name for buffer in self.buffers for changed in buffer.mutates}
-            own: dict[str, Node | None] = {buffer.name: buffer.ir.get_origin_node() for buffer in self.buffers}
-            self._values = {}
-            for buffer in self.buffers:
-                if buffer.name in last:
-                    continue
-                changed = (own.get(name) for name in buffer.mutates if last[name] == buffer.name)
-                node = own[buffer.name] or next((node for node in changed if node is not None), None)
-                if node is not None:
-                    self._values[buffer.name] = node
-        return self._values
+        last = {changed: buffer.name for buffer in self.buffers for changed in buffer.mutates}
+        own: dict[str, Node | None] = {buffer.name: buffer.ir.get_origin_node() for buffer in self.buffers}
+        found: dict[str, Node] = {}
+        for buffer in self.buffers:
+            if buffer.name in last:
+                continue
+            changed = (own.get(name) for name in buffer.mutates if last[name] == buffer.name)
+            node = own[buffer.name] or next((node for node in changed if node is not None), None)
+            if node is not None:
+                found[buffer.name] = node
+        return found
 
 
 @dataclass
@@ -228,7 +228,7 @@ class LoweredGraph:
         if buffer in self.inputs:
             places = [node for node in self.final.graph.nodes if node.op == "placeholder"]
             return places[self.inputs.index(buffer)]
-        return self._part.values().get(buffer)
+        return self._part.values.get(buffer)
 
     def memory_of(self, buffer: str) -> str:
         """The buffer or graph input whose memory a buffer writes into; itself where it has its own."""
@@ -267,19 +267,12 @@ class LoweredGraph:
 
     def symbols(self, variables: Mapping[str, Any]) -> dict[Any, Any]:
         """What the graph's symbols stand for, from the variables of the generated code at this moment."""
-        found: dict[Any, Any] = {}
-        for symbol in self._symbols():
-            value = variables.get(symbol.name)
-            if isinstance(value, (int, float)):
-                found[symbol] = value
-        return found
+        values = {symbol: variables.get(symbol.name) for symbol in self._symbols}
+        return {symbol: value for symbol, value in values.items() if isinstance(value, (int, float))}
 
+    @cached_property
     def _symbols(self) -> set[Any]:
-        if not hasattr(self, "_known_symbols"):
-            self._known_symbols = set()
-            for expr in self._expressions():
-                self._known_symbols |= set(getattr(expr, "free_symbols", ()))
-        return self._known_symbols
+        return {symbol for expr in self._expressions() for symbol in getattr(expr, "free_symbols", ())}
 
     def _expressions(self) -> Iterator[Any]:
         yield from self.ir.graph_inputs.values()
@@ -422,6 +415,6 @@ def _lowered(found: Lowering, outer: ScheduledGraph) -> Lowered:
         result.nodes.extend(part.nodes)
         for node in part.fx:
             result.fx.setdefault(node.name, node)
-        for name, node in part.values().items():
+        for name, node in part.values.items():
             result.values.setdefault(name, node.name)
     return result

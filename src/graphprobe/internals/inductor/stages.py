@@ -144,26 +144,21 @@ def copy_graph(gm: GraphModule) -> GraphModule:
     graph = torch.fx.Graph()
     made: dict[torch.fx.Node, torch.fx.Node] = {}
     entered: set[torch.fx.Node] = set()
-
-    def place(node: torch.fx.Node) -> None:
-        waiting = [node]
-        while waiting:
-            top = waiting[-1]
-            missing = [n for n in top.all_input_nodes if n not in made]
-            if top not in made and missing:
-                if top in entered:
-                    raise ValueError(f"{top.name} depends on itself")
-                entered.add(top)
-                waiting.extend(missing)
-                continue
-            waiting.pop()
-            if top not in made:
-                copied = graph.node_copy(top, lambda n: made[n])
-                copied.name = top.name
-                made[top] = copied
-
-    for node in gm.graph.nodes:
-        place(node)
+    waiting = list(reversed(gm.graph.nodes))
+    while waiting:
+        top = waiting[-1]
+        missing = [n for n in top.all_input_nodes if n not in made]
+        if top not in made and missing:
+            if top in entered:
+                raise ValueError(f"{top.name} depends on itself")
+            entered.add(top)
+            waiting.extend(missing)
+            continue
+        waiting.pop()
+        if top not in made:
+            copied = graph.node_copy(top, lambda n: made[n])
+            copied.name = top.name
+            made[top] = copied
     result = GraphModule(gm, graph)
     _without_items_of_nothing(result)
     for name, child in gm.named_children():
@@ -180,10 +175,8 @@ def broken_after(gm: GraphModule, node: torch.fx.Node) -> GraphModule:
     graph_break = require("torch._dynamo", "graph_break", purpose="breaking a graph in two")
     made = copy_graph(gm)
     same = next(n for n in made.graph.nodes if n.name == node.name)
-    after = (
-        next((n for n in made.graph.nodes if n.op != "placeholder"), same) if same.op == "placeholder" else same.next
-    )
-    with made.graph.inserting_before(after):
+    behind = (n for n in made.graph.nodes if n.op != "placeholder")
+    with made.graph.inserting_before(next(behind, same) if same.op == "placeholder" else same.next):
         made.graph.call_function(graph_break)
     made.recompile()
     return made

@@ -8,15 +8,17 @@ it.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from graphprobe.internals.bus import Patch, PatchSet
+from graphprobe.internals.dynamo.compile_facts import frames_from
 from graphprobe.internals.names import require
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -53,25 +55,17 @@ def keywords_of_call(module: torch.nn.Module) -> dict[str, Any]:
 
     To be called from the hook. Empty where this torch calls its hooks in another way.
     """
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(3):
-        if frame is None:
-            break
+    for frame in itertools.islice(frames_from(sys._getframe(2)), 3):
         local = frame.f_locals
         if local.get("self") is module and isinstance(local.get("kwargs"), dict):
             return dict(local["kwargs"])
-        frame = frame.f_back
     return {}
 
 
 def running_modules() -> set[int]:
     """The modules whose calls are on this thread's stack, by `id`."""
-    found, frame = set[int](), cast("FrameType | None", sys._getframe(1))
-    while frame is not None:
-        if frame.f_code.co_name == "_call_impl":
-            found.add(id(frame.f_locals.get("self")))
-        frame = frame.f_back
-    return found
+    frames = frames_from(sys._getframe(1))
+    return {id(frame.f_locals.get("self")) for frame in frames if frame.f_code.co_name == "_call_impl"}
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:

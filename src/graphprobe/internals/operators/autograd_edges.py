@@ -107,7 +107,7 @@ def plans_between(
         if tensor._is_view():
             views.append((node, slot))
     if targets:
-        _assign(plans, _walk(pending, plans, targets, first_sequence), targets)
+        _assign(plans, _walk(pending, targets, first_sequence), targets)
     for node, slot in views:
         _add_late(plans, node, slot, targets, first_sequence)
     return [plan for plan in plans.values() if plan.outputs or plan.inputs or plan.late]
@@ -147,9 +147,7 @@ def only_node(
     return node, found
 
 
-def _walk(
-    pending: list[Any], plans: dict[Any, NodePlan], targets: dict[Edge, list[int]], first_sequence: int
-) -> dict[Edge, list[tuple[Any, int]]]:
+def _walk(pending: list[Any], targets: dict[Edge, list[int]], first_sequence: int) -> dict[Edge, list[tuple[Any, int]]]:
     """The call's own edges that lead out of it to each target, outermost node first."""
     edges: dict[Edge, list[tuple[Any, int]]] = {}
     seen = set(pending)

@@ -116,13 +116,10 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        if not self.active or _compiled.depth or not isinstance(func, OpOverload) or _tracing():
-            with unseen:
-                return func(*args, **given)
-        if os.getpid() != self._pid:
-            with unseen:
-                return func(*args, **given)
+        idle = not self.active or _compiled.depth or not isinstance(func, OpOverload) or _tracing()
         with unseen:
+            if idle or os.getpid() != self._pid:
+                return func(*args, **given)
             return self._around(EagerOp(func, args, given))
 
 
@@ -172,7 +169,7 @@ def program_lines(modules: list[Any] | None = None) -> Lines | None:
     That is the case when, from the inside out, a frame of torch's runtime for compiled graphs, or code that was
     generated from a graph of Dynamo's, comes before the first line of the program.
     """
-    frame: FrameType | None = _frame()
+    frame: FrameType | None = sys._getframe(1)
     found: list[tuple[str, int]] = []
     in_fx = False
     while frame is not None:
@@ -190,7 +187,3 @@ def program_lines(modules: list[Any] | None = None) -> Lines | None:
             found.append((file.replace(os.sep, "/"), frame.f_lineno))
         frame = frame.f_back
     return tuple(reversed(found))
-
-
-def _frame() -> FrameType | None:
-    return sys._getframe(2)

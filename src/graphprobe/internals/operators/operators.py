@@ -177,7 +177,7 @@ def define_side_effect(name: str, arguments: str, kernel: Callable[..., None]) -
     """
     _library.define(f"{name}({arguments}) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"graphprobe::{name}", _nothing, lib=_library)
+    torch.library.register_fake(f"graphprobe::{name}", lambda *_, **__: None, lib=_library)
     operator = getattr(torch.ops.graphprobe, name).default
     has_side_effect(operator)
 
@@ -187,10 +187,6 @@ def define_side_effect(name: str, arguments: str, kernel: Callable[..., None]) -
 
     torch.library.register_vmap(f"graphprobe::{name}", batched, lib=_library)
     return operator
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
 
 
 def _batch_first(value: Any, dim: Any) -> Any:
@@ -216,12 +212,8 @@ def crossref_mode(*, everything: bool) -> AbstractContextManager[Any]:
         everything: torch's own operators too; else those of other namespaces only.
     """
     mode = require("torch._subclasses", "CrossRefFakeMode", purpose="crossref")
-    made: AbstractContextManager[Any] = mode(None if everything else _is_built_in)
+    made: AbstractContextManager[Any] = mode(None if everything else lambda op: op.namespace in BUILT_IN)
     return made
-
-
-def _is_built_in(op: Any) -> bool:
-    return op.namespace in BUILT_IN
 
 
 @contextmanager
