@@ -17,7 +17,6 @@ from graphprobe.report.html.table import (
     Column,
     Heat,
     Table,
-    call_titles,
     shortened,
 )
 from report.made import body_of, page_of
@@ -96,7 +95,7 @@ def test_values_of_one_cell_become_one() -> None:
     heat = Heat((ERROR, NONFINITE))
     for layer, value, count in (("a", 2.0, 1.0), ("a", 5.0, 2.0), ("b", math.inf, None), ("b", None, None)):
         heat.add(layer, (0, 0, 0), (value, count))
-    data = heat.data("Health", table="", titles=call_titles(heat.columns))
+    data = heat.data(table="")
     assert [metric["values"] for metric in data["metrics"]] == [[[5.0], ["inf"]], [[3.0], [None]]]
 
 
@@ -105,11 +104,11 @@ def test_many_steps_share_columns_and_directions_have_their_own() -> None:
     for step in range(100):
         for backward in (0, 1):
             heat.add("a", (0, step, backward), (1.0,))
-    data = heat.data("Health", table="", titles=call_titles(heat.columns))
+    data = heat.data(table="")
     assert len(data["columns"]) <= MOST_COLUMNS and data["columns"][0] == "step 0, forward … step 4, forward"
     few = Heat((ERROR,))
     few.add("a", (0, 3, 0), (1.0,))
-    assert few.data("Health", table="", titles=call_titles(few.columns))["columns"] == ["step 3"]
+    assert few.data(table="")["columns"] == ["step 3"]
 
 
 def health_page(folder: Path) -> Path:
@@ -132,6 +131,6 @@ def health_page(folder: Path) -> Path:
     rows, columns = heat.place()
     table.renumber(ROW_KEY, rows)
     table.renumber(COLUMN_KEY, columns)
-    data = heat.data("Health of each module", table="calls", titles=call_titles(heat.columns))
+    data = heat.data(table="calls")
     sections = Section("health", "Health", "heat", data), Section("calls", "Calls", "table", table.data())
     return page_of(folder / "report.html", *sections)

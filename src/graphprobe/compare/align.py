@@ -21,8 +21,9 @@ import bisect
 import itertools
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from graphprobe.compare.result import Rule
 
@@ -152,8 +153,7 @@ def _walk_back(history: list[dict[int, int]], n: int, m: int, x: Sequence[int], 
     return pairs[::-1]
 
 
-@dataclass(slots=True)
-class Alignment:
+class Alignment(msgspec.Struct):
     """The result.
 
     Attributes:
@@ -166,15 +166,13 @@ class Alignment:
 
     partner: array[int]
     back: array[int]
-    rules: dict[int, Rule] = field(default_factory=dict)
-    opposite: dict[int, int] = field(default_factory=dict)
+    rules: dict[int, Rule] = {}
+    opposite: dict[int, int] = {}
 
 
 def align(candidate: Outline, reference: Outline) -> Alignment:
     """Pairs the calls of one rank and step; see the module's text."""
-    partner = array("i", [-1]) * len(candidate)
-    back = array("i", [-1]) * len(reference)
-    found = Alignment(partner, back)
+    found = Alignment(array("i", [-1]) * len(candidate), array("i", [-1]) * len(reference))
     chain = common_subsequence(candidate.strong, reference.strong)
     for i, j in chain:
         rule: Rule = "sequence" if candidate.api[i] == reference.api[j] else "renamed"
@@ -194,11 +192,7 @@ def _pair(found: Alignment, i: int, j: int, rule: Rule) -> None:
 def _gaps(chain: Pairs, ends: tuple[int, int]) -> list[tuple[int, int, int, int]]:
     """Between consecutive pairs, where both sides have something left."""
     edges = [(-1, -1), *chain, ends]
-    windows = []
-    for (i, j), (k, m) in itertools.pairwise(edges):
-        if k - i > 1 and m - j > 1:
-            windows.append((i + 1, k, j + 1, m))
-    return windows
+    return [(i + 1, k, j + 1, m) for (i, j), (k, m) in itertools.pairwise(edges) if k - i > 1 and m - j > 1]
 
 
 def _between(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from graphprobe.compare.outline import OUTPUT_ROLES
-from graphprobe.compare.result import CallResult, SlotResult, Summary, WrongCall
+from graphprobe.compare.result import CallResult, SlotResult, Summary, finding_from
 
 Bits = Literal["equal", "other", "unknown", "nothing"]
 """`nothing`: there are none to compare, as of an argument that one side alone tells, or memory never written."""
@@ -76,19 +76,6 @@ def _accuse(summary: Summary, row: CallResult, slot: SlotResult, why: str) -> No
     size = f", by up to {slot.max_abs:.3g}" if slot.max_abs else ""
     ulp = f", {slot.ulp:.3g} units in the last place" if slot.ulp else ""
     summary.outcome = "different"
-    summary.first = WrongCall(
-        kind="not_bitwise",
-        verdict="differs",
-        row=row.number,
-        rank=row.rank,
-        step=row.step,
-        direction=row.direction,
-        candidate=row.candidate,
-        reference=row.reference,
-        slot=slot.name,
-        worst=slot.worst,
-        level=row.level,
-        inherited=row.inherited,
-        evidence=(why, f"{slot.name} differs{size}{ulp}: no more than the noise"),
-    )
+    evidence = why, f"{slot.name} differs{size}{ulp}: no more than the noise"
+    summary.first = finding_from(row, "not_bitwise", "differs", slot, evidence)
     summary.findings = [summary.first, *summary.findings]

@@ -32,8 +32,7 @@ def cancelled(api: str, backward: bool, slot: SlotResult, slots: Sequence[SlotRe
         mine = _least(slot)
         if not sources or mine is None:
             return 1.0
-        size = _size(slot)
-        terms = _size(sources[0]) / max(1, size)
+        terms = _size(sources[0]) / max(1, _size(slot))
         return _factor(math.sqrt(max(1.0, terms)) * _most(sources[0]), mine)
     name = canonical(api)
     if name not in _TOLD:

@@ -7,6 +7,7 @@ such change, shows where.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import msgspec
 
@@ -14,7 +15,7 @@ from graphprobe.compare.judge import Task
 from graphprobe.compare.measures import HUGE, noise_unit
 from graphprobe.compare.outline import OUTPUT_ROLES, UNKNOWN, UNWRITTEN, fingerprint
 from graphprobe.compare.result import CallResult, SlotResult
-from graphprobe.store.calls import Call, CallSlot
+from graphprobe.store.calls import CallSlot
 
 GRADIENT_NOISE = 64.0
 """Times u and the rms of the largest gradient of a step, by which the gradient of a parameter may be off."""
@@ -117,7 +118,7 @@ class _Gradients:
                 continue
             if not slot.level or slot.reference is None or slot.reference.shape not in self.shapes:
                 continue
-            mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
+            mine, theirs = slots_of(task, slot)
             if mine is None or theirs is None or (_producer(task, 0, mine) >= 0 and _producer(task, 1, theirs) >= 0):
                 continue
             limit = max(GRADIENT_NOISE * unit_of(slot) * self.largest, ADDED * self.far)
@@ -131,12 +132,11 @@ class Carried:
     def __init__(self) -> None:
         self._given: dict[int, _Given] = {}
         self._kept: dict[int, _StateSeen] = {}
-        self._gradients: dict[int, _Gradients] = {}
+        self._gradients: defaultdict[int, _Gradients] = defaultdict(_Gradients)
 
     def gradient(self, task: Task, row: CallResult) -> tuple[float, float]:
         """See `Mark.gradient` and `Mark.explained`."""
-        found = self._gradients.get(task.rank) or self._gradients.setdefault(task.rank, _Gradients())
-        return found.excess(task, row)
+        return self._gradients[task.rank].excess(task, row)
 
     def add(self, task: Task) -> None:
         """Note what a step of an optimizer gives."""
@@ -155,7 +155,7 @@ class Carried:
             if slot.origin == "state" and slot.role not in OUTPUT_ROLES:
                 if slot.reference is not None and (gradients := self._gradients.get(task.rank)) is not None:
                     gradients.shapes.add(slot.reference.shape)
-                mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
+                mine, theirs = slots_of(task, slot)
                 marks = fingerprint(mine) if mine else None, fingerprint(theirs) if theirs else None
                 if None not in marks:  # a constant, without a digest, says nothing of what is the same
                     kept.add(marks, row.number)
@@ -168,7 +168,7 @@ class Carried:
             shard = shards and slot.basis == "part"  # differs by design; not so what changed it on one side alone
             if not (slot.level or shard) or slot.origin not in ("state", "unrecorded") or slot.role in OUTPUT_ROLES:
                 continue
-            mine, theirs = slot_named(task.candidate, slot.name), slot_named(task.reference, _other_name(slot))
+            mine, theirs = slots_of(task, slot)
             if mine is not None and theirs is not None and mine.meta is not None:
                 stray = self._stray(task, (mine, theirs), HUGE if shard else unit_of(slot) * slot.level)
                 found.extend([] if stray is None else [stray])
@@ -204,22 +204,14 @@ class Carried:
 def _producer(task: Task, side: int, slot: CallSlot) -> int:
     """The position of the call that gave a value of the candidate, 0, or of the reference, 1."""
     slots = task.reference.slots if side else task.candidate.slots
-    for one, by in zip(slots, task.producers[side], strict=True):
-        if one is slot:
-            return by
-    return UNKNOWN
+    return next((by for one, by in zip(slots, task.producers[side], strict=True) if one is slot), UNKNOWN)
 
 
-def slot_named(call: Call, name: str) -> CallSlot | None:
-    """The slot of a call that has the name, if there is one."""
-    for slot in call.slots:
-        if slot.name == name:
-            return slot
-    return None
-
-
-def _other_name(slot: SlotResult) -> str:
-    return slot.reference_name or slot.name
+def slots_of(task: Task, slot: SlotResult) -> tuple[CallSlot | None, CallSlot | None]:
+    """What a result is of: the slot of the candidate's call and of the reference's; None for one that is not there."""
+    mine = next((one for one in task.candidate.slots if one.name == slot.name), None)
+    other = slot.reference_name or slot.name
+    return mine, next((one for one in task.reference.slots if one.name == other), None)
 
 
 def unit_of(slot: SlotResult) -> float:

@@ -123,10 +123,10 @@ class Judge:
                 same = a.digest == b.digest  # also where neither has one, as of scalars
                 slots.append((same and _equal(task, a, b, made)) or self._slot(task, a, b, made))
         else:
-            given = dict(zip((s.name for s in mine.slots), task.producers[0], strict=True))
-            other = dict(zip((s.name for s in theirs.slots), task.producers[1], strict=True))
+            ours = dict(zip((s.name for s in mine.slots), task.producers[0], strict=True))
+            others = dict(zip((s.name for s in theirs.slots), task.producers[1], strict=True))
             for x, y in pair_slots(mine.slots, theirs.slots):
-                some = (given.get(x.name) if x else None, other.get(y.name) if y else None)
+                some = (ours.get(x.name) if x else None, others.get(y.name) if y else None)
                 slots.append(self._slot(task, x, y, some))
         parts = self._parts if self._parts > 1 or mine.rank == theirs.rank else UNEVEN
         parts = task.parts if task.parts > 1 else parts
@@ -134,7 +134,8 @@ class Judge:
             slots = with_parts(slots, parts, () if parts != UNEVEN else (mine, theirs))
         level = max([s.level for s in slots if s.role in OUTPUT_ROLES], default=0.0)
         inherited = max([s.level for s in slots if s.role not in OUTPUT_ROLES], default=0.0)
-        result = CallResult(
+        truth, other = self._truths(task, slots)
+        return CallResult(
             number=task.number,
             rank=task.rank,
             step=task.step,
@@ -145,9 +146,9 @@ class Judge:
             slots=tuple(slots),
             level=level,
             inherited=inherited,
+            truth=truth,
+            reference_truth=other,
         )
-        truths = self._truths(task, slots)
-        return msgspec.structs.replace(result, truth=truths[0], reference_truth=truths[1]) if any(truths) else result
 
     def distance(self, mine: tuple[Call, CallSlot], theirs: tuple[Call, CallSlot]) -> Measures:
         """How far two values of any two calls are apart. Both have a `meta` of one shape."""
@@ -213,11 +214,7 @@ class Judge:
         same_kind = mine.digest_kind == theirs.digest_kind and dtypes[0] == dtypes[1]
         if mine.digest and mine.digest == theirs.digest and same_kind:
             return EQUAL
-        key: object
-        if mine.digest and theirs.digest:
-            key = (mine.digest, theirs.digest, mine.digest_kind, theirs.digest_kind, dtypes)
-        else:
-            key = (_key(task, mine), _key(task, theirs), dtypes)
+        key = (_key(task, mine), _key(task, theirs), dtypes)
         found = self._cache.get(key)
         if found is None:
             found = self._measured(task, mine, theirs, dtypes)
@@ -247,7 +244,8 @@ class Judge:
             if reduction is None:
                 reduction = self._reductions[dtypes] = self._reduction(dtypes)
             found = measure_statistics(mine.stats, theirs.stats, known, dtypes, reduction=reduction)
-            if not found.unequal and _digests_differ(mine, theirs, dtypes):
+            comparable = mine.digest_kind == theirs.digest_kind and dtypes[0] == dtypes[1]
+            if not found.unequal and comparable and mine.digest and theirs.digest:  # equal ones were not measured
                 found = msgspec.structs.replace(found, unequal=1, reason=DIGESTS)
             return msgspec.structs.replace(found, reason=found.reason or trouble) if trouble else found
         return Measures(basis="none", reason=trouble or mine.missing or theirs.missing or "no values, no statistics")
@@ -290,12 +288,6 @@ def _equal(task: Task, mine: CallSlot, theirs: CallSlot, made: tuple[int, int]) 
         accuracy=EQUAL.accuracy,
         origin=_origin(role, made, task.candidate.api, mine, theirs),
     )
-
-
-def _digests_differ(mine: CallSlot, theirs: CallSlot, dtypes: tuple[str, str]) -> bool:
-    """Whether the two are known not to have the same bits."""
-    comparable = mine.digest_kind == theirs.digest_kind and dtypes[0] == dtypes[1]
-    return comparable and bool(mine.digest and theirs.digest) and mine.digest != theirs.digest
 
 
 @functools.lru_cache(maxsize=256)

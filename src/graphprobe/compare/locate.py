@@ -12,7 +12,8 @@ import itertools
 import math
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from graphprobe.compare.doubt import (
     GRADIENTS,
@@ -75,26 +76,21 @@ REGION_STEP = 2.0
 
 NUMERIC = ("wrong_value", "wrong_gradient", "nonfinite", "growth")
 
-SKIPPED, UNSURE, OK, WORSE = 1, 2, 3, 4
-
-
 TOLD = Decision("differs", "inherited", None, "what it gets differs, as told of the call before it")
 
 
-@dataclass(slots=True)
-class Located:
+class Located(msgspec.Struct):
     """All decisions by row number, those of innocents left out, and what should be said besides.
 
     Attributes:
         also: by number of a cause, the rows that have the same cause: of one line, in other layers, steps or ranks.
     """
 
-    decisions: dict[int, Decision] = field(default_factory=dict)
-    random: list[int] = field(default_factory=list)
-    unwritten: list[int] = field(default_factory=list)
-    unsure: list[int] = field(default_factory=list)
-    also: dict[int, list[int]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    decisions: dict[int, Decision] = {}
+    random: list[int] = []
+    unwritten: list[int] = []
+    unsure: list[int] = []
+    also: dict[int, list[int]] = {}
 
 
 def locate(
@@ -250,7 +246,7 @@ class _Walk:
             if decision is not None and decision.blame == "local" and mark.collective and self.alone_of_ranks:
                 text = "its result is made of those of other ranks, and the dumps are not of all ranks"
                 decision = Decision("inconclusive", "unrecorded", "unrecorded_origin", text)
-        if drawn and decision is not None and decision.kind in NUMERIC and WORSE not in mark.truths:
+        if drawn and decision is not None and decision.kind in NUMERIC and "worse" not in mark.truths:
             decision = Decision("inconclusive", "random", None, "random numbers that differ come before it")
         elif not drawn and mark.gradient < 0 and (decision is None or decision.kind is None):
             decision = unrecorded_differs(mark, self.seen_unrecorded, self.connected, self.highest) or decision
@@ -489,20 +485,20 @@ def _numbers(mark: Mark, got: Inherited, peers: list[float] | None, result: Loca
         return None
     mine, theirs = mark.truths
     kind: FindingKind = "wrong_gradient" if mark.backward else "wrong_value"
-    if mine == WORSE and theirs != WORSE:
+    if mine == "worse" and theirs != "worse":
         found: FindingKind = "nonfinite" if mark.class_out > 0 else kind
         return Decision(
             "candidate_worse", "local", found, "wrong against the same operation in float64 on its own inputs"
         )
-    if theirs == WORSE and mine == OK:
+    if theirs == "worse" and mine == "ok":
         text = "the reference is wrong against the same operation in float64 on its own inputs"
         return Decision("candidate_better", "local", kind, text)
-    if mine == WORSE and theirs == WORSE:
+    if mine == "worse" and theirs == "worse":
         result.unsure.append(mark.number)
         return Decision(
             "inconclusive", "", None, "both sides differ from the operation in float64: it may not be what ran"
         )
-    if not differs or (mine == OK and theirs in (OK, UNSURE, SKIPPED)):
+    if not differs or (mine == "ok" and theirs in ("ok", "unsure", "skipped")):
         return None
     return _guess(mark, got, peers, kind)
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,16 +17,10 @@ from graphprobe.compare.measures import noise_unit
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.outline import OUTPUT_ROLES
 from graphprobe.compare.randomness import draws, is_collective, is_overwritten, overwrites
-from graphprobe.compare.regions import Region, region_of
 from graphprobe.compare.result import Blame, CallResult, FindingKind, SlotResult, Verdict
 from graphprobe.compare.slots import of_node
 from graphprobe.numerics.dtypes import DTYPES, FLOAT32, accumulation_roundoff
 from graphprobe.store.calls import Call
-
-Truth = int
-"""0 nobody asked, 1 skipped, 2 unsure, 3 ok, 4 worse."""
-
-ANSWERS = {"skipped": 1, "unsure": 2, "ok": 3, "worse": 4}
 
 REGION = 8
 REGION_NOISE = 64.0
@@ -46,6 +41,24 @@ OWN = 4.0
 SUM = 2.0
 """Times sqrt(K)·u_acc/u, what a sum over K terms may add."""
 
+TFLOAT32 = 2.0**-11
+"""u of the products of float32 that a device computes from ten bits of each number."""
+
+
+class Region(NamedTuple):
+    """What the records of one call tell of compiled code; without `unit` it is none.
+
+    Attributes:
+        unit: u of the coarsest dtype in which the code of either side computes, gets or gives values.
+        operations: in the larger of the two.
+        judged: whether results that differ by much more than `unit` are wrong. They need not be where a record does not
+            know all that is inside, or where rounding may turn results into others altogether.
+    """
+
+    unit: float = 0.0
+    operations: int = 0
+    judged: bool = False
+
 
 class Mark(msgspec.Struct, gc=False, kw_only=True):
     """One pair, or one call without a partner.
@@ -55,7 +68,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         group: hash of operation, direction and shapes: the calls that should behave alike.
         family: hash of operation, direction and kind, for dtypes.
         me: hash of kind, api, index, of a module its path, too; a backward finds its forward by it.
-        module: hash of the module path; `modules` the hashes of all paths it lies in.
+        modules: hashes of the paths of all modules that it lies in, the innermost last.
         inherited, level: u·rms(z) of what the call got and gave: errors relative to the values, so that a float32
             result of bfloat16 inputs is held against those. `inherited_z`, `z`: u times the largest z.
         stepped: of a step of an optimizer, for each parameter how far its gradients are apart, relative to the rms of
@@ -80,7 +93,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
         lost: of a backward, gradients that one side lacks: 1 the candidate, 2 the reference, and the hash of the
             argument's name.
         fed_alone: inputs from calls without a partner: hash of the argument's name, and the producers.
-        truths: answers of the replay for candidate and reference.
+        truths: answers of the replay for candidate and reference, see `LocalTruth`; empty where nobody asked.
         dtypes: pairs of dtypes of floating-point slots, `reference>candidate`.
         wired: inputs that come from elsewhere: (level, z, candidate's producer, reference's producer).
         strays: inputs that are what a call gave on one side alone.
@@ -135,7 +148,7 @@ class Mark(msgspec.Struct, gc=False, kw_only=True):
     kept: bool = False
     cast: bool = False
     consumed: bool = False
-    truths: tuple[Truth, Truth] = (0, 0)
+    truths: tuple[str, str] = ("", "")
     dtypes: tuple[str, ...] = ()
     wired: tuple[tuple[float, float, int, int], ...] = ()
     strays: tuple[Stray, ...] = ()
@@ -187,13 +200,32 @@ def mark_of(task: Task, result: CallResult) -> Mark:
         region=region_of(call, task.reference) if compiled else Region(),
         partner=task.reference.position,
         truths=(
-            ANSWERS[result.truth.answer] if result.truth else 0,
-            ANSWERS[result.reference_truth.answer] if result.reference_truth else 0,
+            result.truth.answer if result.truth else "",
+            result.reference_truth.answer if result.reference_truth else "",
         ),
     )
     _add_slots(mark, result, call)
     mark.own = _own(task) * mark.unit
     return mark
+
+
+def region_of(candidate: Call, reference: Call) -> Region:
+    """What is known of a pair of calls of which at least one is compiled code."""
+    calls = candidate, reference
+    compiled = [call.compiled for call in calls if call.is_compiled]
+    if not compiled:
+        return Region()
+    names = {slot.meta.dtype for call in calls for slot in call.slots if slot.meta is not None}
+    judged, operations = True, 0
+    for region in compiled:
+        if region is None:
+            judged = False
+            continue
+        judged = judged and not region.unknown and not region.unsteady
+        operations = max(operations, region.operations)
+        names.update(region.dtypes, (text.rpartition(" ")[2] for text in region.autocast))
+    units = (TFLOAT32 if name == "tfloat32" else noise_unit(name, name) for name in names)
+    return Region(max(units, default=0.0), operations, judged)
 
 
 class Inherited(msgspec.Struct, gc=False):

@@ -138,7 +138,6 @@ def measure_values(
     Args:
         candidate, reference: of one shape, or one length if sampled; dtypes that numpy lacks as bits.
         dtypes: torch's names, the candidate's first.
-        sampled: the elements are a sample.
         ends: statistics of both, from which it is known without reading whether elements stand for the largest
             number of their dtype, as masks do; such an element is one infinity.
     """
@@ -156,7 +155,7 @@ def measure_values(
         unit_roundoff=u,
         floor=min(floor, 2.0**1000),
     )
-    mine = sum(pair.classes[row][column] for row in (1, 2, 3) for column in (0,))
+    mine = sum(pair.classes[row][0] for row in (1, 2, 3))
     theirs = sum(pair.classes[0][1:])
     worst = pair.first_mismatch if pair.mismatched else pair.z_max_index
     own = noise_unit(*stored)
@@ -271,13 +270,8 @@ def _differences(
     u, count, smallest = noise_unit(*dtypes), max(1, reference.count), _smallest_normal(*dtypes)
     rms = max(_rms(candidate, known), _rms(reference, known))
     least, share = u or 2.0**-24, 1 / math.sqrt(count) + C0
-    for name, a, b in (
-        ("max", candidate.max, reference.max),
-        ("min", candidate.min, reference.min),
-        ("mean", candidate.mean, reference.mean),
-        ("l2", candidate.l2, reference.l2),
-        ("std", candidate.std, reference.std),
-    ):
+    for name in ("max", "min", "mean", "l2", "std"):
+        a, b = getattr(candidate, name), getattr(reference, name)
         if a == b or a is None or b is None or name not in known or (a != a and b != b):
             continue
         extreme, own = name in ("max", "min"), 0.0
@@ -316,11 +310,8 @@ def _differences(
 def _other_classes(candidate: TensorStats, reference: TensorStats, known: frozenset[str]) -> tuple[int, int]:
     """By how much the counts of NaN and infinities differ, and how many more the candidate has."""
     wrong = worse = 0
-    for name, mine, theirs in (
-        ("nan", candidate.nan, reference.nan),
-        ("positive_inf", candidate.positive_inf, reference.positive_inf),
-        ("negative_inf", candidate.negative_inf, reference.negative_inf),
-    ):
+    for name in ("nan", "positive_inf", "negative_inf"):
+        mine, theirs = getattr(candidate, name), getattr(reference, name)
         if mine != theirs and name in known:
             wrong, worse = wrong + abs(mine - theirs), worse + mine - theirs
     return wrong, worse

@@ -1,4 +1,4 @@
-"""Opens a dump or result of any format, by path or fsspec URL; readers and rare packages are imported on demand."""
+"""Opens a dump or result of any format, by path or fsspec URL; rare packages are imported on demand."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from graphprobe.compare.ranks import MergedDump
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
+from graphprobe.store.api_reader import is_api_dump, open_api_dump
 from graphprobe.store.calls import CallDump
+from graphprobe.store.dump_reader import is_graph_dump, is_op_file
+from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import open_file, read_file
+from graphprobe.store.foreign.msprobe import MsprobeDump
+from graphprobe.store.foreign.ptdbg import PtdbgDump
+from graphprobe.store.reader import Run
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+(::|://)")
 
@@ -124,7 +131,9 @@ def open_dump(path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] 
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"open_dump({path!r:.80}): it takes a path")
     if is_remote(str(path)):
-        return _titled(open_dump(local_copy(str(path))), str(path))
+        dump = open_dump(local_copy(str(path)))
+        dump.title = str(path)
+        return dump
     place = Path(path)
     if data_dir is not None and not Path(data_dir).is_dir():
         raise UsageError(f"there is no folder of values at {data_dir}")
@@ -144,15 +153,15 @@ def _opened(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
     if (place / MERGED).is_file():
         return _merged(place / MERGED)
     if _msprobe_below(place):
-        return _made("graphprobe.store.foreign.msprobe", "MsprobeDump", place)
-    if _reader("graphprobe.store.api_reader", "is_api_dump")(place):
-        return _made("graphprobe.store.api_reader", "open_api_dump", place)
+        return MsprobeDump(place)
+    if is_api_dump(place):
+        return open_api_dump(place)
     texts = sorted(p for p in place.glob("*.pkl") if _begins_with(p, b"["))
     if len(texts) == 1:
         return _open_file(texts[0], data_dir)
     found = dumps_of_runs(place)
-    if not found and _reader("graphprobe.store.dump_reader", "is_graph_dump")(place):
-        return _made("graphprobe.store.dump_reader", "open_dump", place)
+    if not found and is_graph_dump(place):
+        return open_graphs(place)
     if len(found) == 1:
         return open_dump(found[0])
     if found:
@@ -165,28 +174,23 @@ def _opened(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
 
 def dumps_of_runs(place: Path) -> list[Path]:
     """The dumps that lie in a run, or in the runs right under a folder, the oldest run first."""
-    run = _reader("graphprobe.store.reader", "Run")
     try:
-        runs = run.find_all(place) or [run.open(place)]
+        runs = Run.find_all(place) or [Run.open(place)]
     except GraphprobeError:
         return []
-    api = _reader("graphprobe.store.api_reader", "is_api_dump")
-    graph = _reader("graphprobe.store.dump_reader", "is_graph_dump")
     folders = [folder for one in runs if one.has_events for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
-    return [folder for folder in folders if api(folder) or graph(folder)]
+    return [folder for folder in folders if is_api_dump(folder) or is_graph_dump(folder)]
 
 
 def _open_file(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
     if place.name == MERGED:
         return _merged(place)
-    if place.name == STATS or _reader("graphprobe.store.dump_reader", "is_op_file")(place):
-        return _made("graphprobe.store.dump_reader", "open_dump", place)
+    if place.name == STATS or is_op_file(place):
+        return open_graphs(place)
     if _begins_with(place, b"["):
-        folder = None if data_dir is None else Path(data_dir)
-        dump: CallDump = _reader("graphprobe.store.foreign.ptdbg", "PtdbgDump")(place, data_dir=folder)
-        return dump
+        return PtdbgDump(place, data_dir=None if data_dir is None else Path(data_dir))
     if place.suffix == ".json" and _begins_with(place, b"{"):
-        return _made("graphprobe.store.foreign.msprobe", "MsprobeDump", place)
+        return MsprobeDump(place)
     if _begins_with(place, b"\x80"):
         raise UsageError(
             f"{place} is a pickle, which is not opened: it may run any code",
@@ -196,8 +200,6 @@ def _open_file(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump
 
 
 def _merged(place: Path) -> CallDump:
-    from graphprobe.compare.ranks import MergedDump
-
     again = "write it again with `graphprobe merge`"
     try:
         document = json.loads(read_file(place))
@@ -216,34 +218,14 @@ def _merged(place: Path) -> CallDump:
     return MergedDump(str(place), opened)
 
 
-def _msprobe_below(folder: Path) -> bool:
+def _msprobe_below(folder: Path, levels: int = 2) -> bool:
     """Whether `dump.json` lies here or below folders called `step…`, and `rank…` or, without a rank, `proc…`."""
-    if (folder / "dump.json").is_file():
-        return True
-    for child in sorted(folder.iterdir()):
-        if child.is_dir() and _STEP_OR_RANK.match(child.name):
-            if (child / "dump.json").is_file():
-                return True
-            for inner in sorted(child.iterdir()):
-                if inner.is_dir() and _STEP_OR_RANK.match(inner.name) and (inner / "dump.json").is_file():
-                    return True
-    return False
+    if (here := (folder / "dump.json").is_file()) or not levels:
+        return here
+    below = (child for child in sorted(folder.iterdir()) if child.is_dir() and _STEP_OR_RANK.match(child.name))
+    return any(_msprobe_below(child, levels - 1) for child in below)
 
 
 def _begins_with(path: Path, mark: bytes) -> bool:
     with open_file(path) as file:
         return file.read(256).lstrip()[: len(mark)] == mark
-
-
-def _reader(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
-
-
-def _made(module: str, name: str, place: Path) -> CallDump:
-    dump: CallDump = _reader(module, name)(place)
-    return dump
-
-
-def _titled(dump: CallDump, title: str) -> CallDump:
-    dump.title = title
-    return dump

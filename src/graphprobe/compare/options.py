@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from graphprobe.compare.judge import Replayer
 from graphprobe.errors import UsageError
@@ -15,8 +16,7 @@ FIRST_CALLS = 200
 """Calls that are looked at for values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of `compare_dumps`.
 
     Attributes:
@@ -52,11 +52,8 @@ def has_values(dump: CallDump) -> bool:
     """Whether any of the first calls has values that are whole: a dump of statistics needs no torch and no threads."""
     for rank in dump.ranks()[:1]:
         for step in dump.steps(rank)[:1]:
-            for number, call in enumerate(dump.calls(rank, step)):
-                if any(slot.value and not slot.sampled for slot in call.slots):
-                    return True
-                if number > FIRST_CALLS:
-                    break
+            calls = itertools.islice(dump.calls(rank, step), FIRST_CALLS)
+            return any(slot.value and not slot.sampled for call in calls for slot in call.slots)
     return False
 
 
@@ -72,4 +69,4 @@ def with_jobs(options: Options, candidate: CallDump, reference: CallDump) -> Opt
     if options.jobs is not None or options.scheduler:
         return options
     both = has_values(candidate) and has_values(reference)  # which are compared outside of the interpreter
-    return dataclasses.replace(options, jobs=processors() if both else 1)
+    return msgspec.structs.replace(options, jobs=processors() if both else 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from graphprobe.compare.naming import canonical
 from graphprobe.compare.randomness import gives_alias, is_half_written, is_overwritten, is_undefined
@@ -27,8 +28,7 @@ def role_of(call: Call, slot: CallSlot) -> str:
     return "grad_output" if call.kind == "optimizer" and slot.role == "grad_parameter" else slot.role
 
 
-@dataclass(slots=True)
-class Outline:
+class Outline(msgspec.Struct):
     """One line of numbers for each call of one rank and step.
 
     Attributes:
@@ -50,19 +50,19 @@ class Outline:
         fed: how many calls got something that an earlier one gave.
     """
 
-    exact: array[int] = field(default_factory=lambda: array("q"))
-    strong: array[int] = field(default_factory=lambda: array("q"))
-    shape: array[int] = field(default_factory=lambda: array("q"))
-    path: array[int] = field(default_factory=lambda: array("q"))
-    api: array[int] = field(default_factory=lambda: array("q"))
-    gap: array[int] = field(default_factory=lambda: array("q"))
-    steps: bytearray = field(default_factory=bytearray)
-    first: array[int] = field(default_factory=lambda: array("q", [0]))
-    producers: array[int] = field(default_factory=lambda: array("i"))
-    sources: array[int] = field(default_factory=lambda: array("i"))
-    used: bytearray = field(default_factory=bytearray)
-    outputs_kept: bytearray = field(default_factory=bytearray)
-    consumed: bytearray = field(default_factory=bytearray)
+    exact: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    strong: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    shape: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    path: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    api: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    gap: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    steps: bytearray = msgspec.field(default_factory=bytearray)
+    first: array[int] = msgspec.field(default_factory=lambda: array("q", [0]))
+    producers: array[int] = msgspec.field(default_factory=lambda: array("i"))
+    sources: array[int] = msgspec.field(default_factory=lambda: array("i"))
+    used: bytearray = msgspec.field(default_factory=bytearray)
+    outputs_kept: bytearray = msgspec.field(default_factory=bytearray)
+    consumed: bytearray = msgspec.field(default_factory=bytearray)
     fed: int = 0
 
     def __len__(self) -> int:
@@ -206,11 +206,9 @@ class _Sketch:
         """Of a backward, the gradients of what the program holds, as its forward told."""
         if call.direction == "backward":
             return self.held.get((call.kind, call.api, call.index))
-        for slot in call.slots:
-            if slot.held is not None:
-                names = frozenset(f"grad_{slot.name}" for slot in call.slots if slot.held)
-                self.held[(call.kind, call.api, call.index)] = names
-                break
+        if any(slot.held is not None for slot in call.slots):
+            names = frozenset(f"grad_{slot.name}" for slot in call.slots if slot.held)
+            self.held[(call.kind, call.api, call.index)] = names
         return None
 
     def _or_unwritten(self, key: int, slot: CallSlot, producer: int) -> int:

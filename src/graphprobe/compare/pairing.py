@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from graphprobe.compare.align import Alignment
 from graphprobe.compare.carried import unit_of
@@ -36,8 +37,7 @@ CASTS = frozenset("to type type_as float double half bfloat16".split())
 End = tuple[Call, CallSlot, int]
 
 
-@dataclass(slots=True)
-class Lone:
+class Lone(msgspec.Struct, kw_only=True):
     """A call without a partner. `side`: 1 the candidate's, 2 the reference's."""
 
     number: int
@@ -79,8 +79,7 @@ class StepCalls:
         return self._dump.calls(self._rank, self._step) if kept is None else iter(kept)
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """How the calls of one rank and step pair up."""
 
     rank: int
@@ -93,8 +92,8 @@ class Plan:
     keep_forward: bool = False
     _opposed: dict[int, int] | None = None
     _tally: tuple[Counter[int], Counter[int]] | None = None
-    _paths: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
-    _forward: tuple[dict[object, Call], dict[object, Call]] = field(default_factory=lambda: ({}, {}))
+    _paths: tuple[set[int], set[int]] = msgspec.field(default_factory=lambda: (set(), set()))
+    _forward: tuple[dict[object, Call], dict[object, Call]] = msgspec.field(default_factory=lambda: ({}, {}))
 
     def entries(self, candidate: Iterable[Call], reference: Iterable[Call]) -> Iterator[Task | Lone]:
         """In the candidate's order of execution; a call that only the reference has comes where its gap is.

@@ -94,11 +94,7 @@ def container_of(mark: Mark) -> tuple[int, int, bool, int]:
 
 def recorded_inside(marks: Sequence[Mark]) -> set[tuple[int, int, bool, int]]:
     """Modules of which calls inside were recorded: what they give is what those gave."""
-    found: set[tuple[int, int, bool, int]] = set()
-    for m in marks:
-        if m.kind != "module":
-            found.update([(m.rank, m.step, m.backward, path) for path in (0, *m.modules)])
-    return found
+    return {(m.rank, m.step, m.backward, path) for m in marks if m.kind != "module" for path in (0, *m.modules)}
 
 
 def steps_of_data(marks: Sequence[Mark]) -> dict[int, Mark]:

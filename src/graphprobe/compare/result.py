@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -193,6 +194,27 @@ class WrongCall(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     also_count: Int64 = 0
+
+
+def finding_from(
+    row: CallResult, kind: FindingKind, verdict: Verdict, slot: SlotResult | None, evidence: Iterable[str]
+) -> WrongCall:
+    """The finding that a row is the cause of; `slot` is the worst of the call."""
+    return WrongCall(
+        kind=kind,
+        verdict=verdict,
+        row=row.number,
+        rank=row.rank,
+        step=row.step,
+        direction=row.direction,
+        candidate=row.candidate,
+        reference=row.reference,
+        slot=slot.name if slot is not None else "",
+        worst=slot.worst if slot is not None else None,
+        level=row.level,
+        inherited=row.inherited,
+        evidence=tuple(filter(None, evidence)),
+    )
 
 
 class Counts(msgspec.Struct, kw_only=True):

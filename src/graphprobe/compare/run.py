@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ import msgspec
 
 from graphprobe.compare.align import align
 from graphprobe.compare.bitwise import hold_to_bits
-from graphprobe.compare.carried import Carried, slot_named
+from graphprobe.compare.carried import Carried, slots_of
 from graphprobe.compare.judge import Judge, Task, name_of, split_between, world_of
 from graphprobe.compare.locate import Located, locate
 from graphprobe.compare.marks import Decision, Mark, family_of, mark_of, me_of, modules_of, spot_of
@@ -28,10 +27,12 @@ from graphprobe.compare.result import (
     CallName,
     CallResult,
     Counts,
+    FindingKind,
     Side,
     SlotResult,
     Summary,
     WrongCall,
+    finding_from,
 )
 from graphprobe.compare.result_file import Spool
 from graphprobe.compare.workers import TOGETHER, blocks, judged
@@ -106,7 +107,7 @@ def compare_dumps(candidate: CallDump, reference: CallDump, options: Options | N
     chosen = with_jobs(options or Options(), candidate, reference)
     found = _compared(candidate, reference, chosen)
     if found.summary.outcome == "same" and {"values", "sample"} & found.summary.counts.by_basis.keys():
-        plain = dataclasses.replace(chosen, replayer=None, remote_replayer="")
+        plain = msgspec.structs.replace(chosen, replayer=None, remote_replayer="")
         again = _compared(Statistics(candidate), Statistics(reference), plain)
         found, other = (again, found) if again.summary.outcome == "different" else (found, again)
         other.close()
@@ -356,7 +357,7 @@ class _Work:
         bases = {name for name in self._by_basis if name not in ("scalar", "none", "digest", "part")}
         for reason, times in self._nothing.most_common(5):
             self.gaps.append(f"{times} calls could not be compared: {reason}")
-        notes = self.gaps + self.notes + located.notes
+        notes = self.gaps + self.notes
         if bases == {"statistics"}:
             notes.append(STATISTICS_ONLY)
         if located.random:
@@ -410,16 +411,14 @@ class _Work:
         summary.counts.by_verdict = dict(verdicts)
         accused = [finding for finding in summary.findings if finding.kind not in UNDECIDED_KINDS]
         summary.first = next(iter(accused or summary.findings), None)
+        compared = any(self._by_basis[basis] for basis in ("digest", "values", "sample", "statistics"))
         if accused:
             summary.outcome = "different"
-        elif causes or located.random or located.unwritten or located.unsure or not self._compared():
+        elif causes or located.random or located.unwritten or located.unsure or not compared:
             summary.outcome = "undecided"
         elif self.gaps or summary.candidate.problems or summary.reference.problems or self.judge.problems:
             summary.outcome = "undecided"
             summary.notes.insert(0, "what was compared is the same, but not everything could be compared")
-
-    def _compared(self) -> bool:
-        return any(self._by_basis[basis] for basis in ("digest", "values", "sample", "statistics"))
 
 
 def _lost_result(task: Task, row: CallResult) -> str:
@@ -436,8 +435,7 @@ def _given(task: Task, row: CallResult, *, random: bool) -> tuple[int, int]:
         drawn = random and slot.role in OUTPUT_ROLES and (slot.level > 0 or slot.fault)
         if slot.fault != "unrecorded_origin" and not drawn:
             continue
-        names = slot.name, slot.reference_name or slot.name
-        mine, theirs = slot_named(task.candidate, names[0]), slot_named(task.reference, names[1])
+        mine, theirs = slots_of(task, slot)
         found = fingerprint(mine) if mine else None, fingerprint(theirs) if theirs else None
         if None not in found:
             return hash(found[0]), hash(found[1])
@@ -463,7 +461,7 @@ def decided(row: CallResult, decision: Decision | None) -> CallResult:
     )
 
 
-def found_at(comparison: Comparison, number: int, kind: str, located: Located) -> WrongCall:
+def found_at(comparison: Comparison, number: int, kind: FindingKind, located: Located) -> WrongCall:
     """The finding of one row, with its neighbours and the other calls of the same cause."""
     decision = located.decisions[number]
     finding = finding_of(comparison.row(number), kind)
@@ -501,7 +499,7 @@ def _name(comparison: Comparison, number: int, finding: WrongCall) -> str:
     return call.label + f" in {', '.join(place)}" * bool(place)
 
 
-def finding_of(row: CallResult, kind: str) -> WrongCall:
+def finding_of(row: CallResult, kind: FindingKind) -> WrongCall:
     """The finding that a decided row is the cause of."""
     worst = _worst_slot(row, kind)
     evidence = [row.reason]
@@ -510,21 +508,7 @@ def finding_of(row: CallResult, kind: str) -> WrongCall:
             evidence.append(f"{side} against float64: {truth.answer}, {truth.reason}")
     if worst is not None and worst.reason:
         evidence.append(f"{worst.name}: {worst.reason}")
-    return WrongCall(
-        kind=kind,  # type: ignore[arg-type]
-        verdict=row.verdict,
-        row=row.number,
-        rank=row.rank,
-        step=row.step,
-        direction=row.direction,
-        candidate=row.candidate,
-        reference=row.reference,
-        slot=worst.name if worst is not None else "",
-        worst=worst.worst if worst is not None else None,
-        level=row.level,
-        inherited=row.inherited,
-        evidence=tuple(text for text in evidence if text),
-    )
+    return finding_from(row, kind, row.verdict, worst, evidence)
 
 
 def _worst_slot(row: CallResult, kind: str) -> SlotResult | None:

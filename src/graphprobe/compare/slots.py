@@ -72,8 +72,6 @@ def same_names(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> bool:
 
 def pair_slots(mine: Sequence[CallSlot], theirs: Sequence[CallSlot]) -> list[SlotPair]:
     """All slots of both sides, in the candidate's order; a slot without a partner comes with None."""
-    if same_names(mine, theirs):
-        return list(zip(mine, theirs, strict=True))
     by_name = {slot.name: slot for slot in theirs}
     taken = {slot.name for slot in mine if slot.name in by_name}
     left: dict[str, list[CallSlot]] = {}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from graphprobe.compare.judge import Judge, Replayer, Task
-from graphprobe.compare.open import extra_module
+from graphprobe.compare.open import extra_module, open_dump
 from graphprobe.compare.options import Options
 from graphprobe.compare.result import CallResult
 from graphprobe.errors import UsageError
@@ -75,16 +75,10 @@ def _ordered(
         for entry in block:
             yield (entry, next(results)) if isinstance(entry, Task) else entry
 
-    block: list[Task | Entry] = []
-    for entry in entries:
-        block.append(entry)
-        if len(block) == BLOCK:
-            waiting.append((block, submit([e for e in block if isinstance(e, Task)])))
-            block = []
-            if len(waiting) > ahead:
-                yield from finish()
-    if block:
-        waiting.append((block, submit([e for e in block if isinstance(e, Task)])))
+    for some in blocks(entries, BLOCK):
+        waiting.append((some, submit([entry for entry in some if isinstance(entry, Task)])))
+        if len(waiting) > ahead:
+            yield from finish()
     while waiting:
         yield from finish()
 
@@ -112,8 +106,6 @@ def _submit_remotely(client: Any, titles: tuple[str, str], replayer: str) -> Cal
 
 @functools.lru_cache(maxsize=4)
 def _judge_of(candidate: str, reference: str, replayer: str) -> Judge:
-    from graphprobe.compare.open import open_dump
-
     module, _, name = replayer.partition(":")
     made: Replayer | None = getattr(importlib.import_module(module), name)() if replayer else None
     return Judge(open_dump(candidate), open_dump(reference), replayer=made)

@@ -32,7 +32,6 @@ class Exported(msgspec.Struct):
     """What an export made.
 
     Attributes:
-        written: the files.
         count: how many of `unit` they hold.
         left_out: what could not be exported and why, in words.
     """
@@ -62,13 +61,11 @@ class Form(msgspec.Struct, frozen=True):
     """One form.
 
     Attributes:
-        opens: what opens it.
         kinds: what it can be made from.
         folder: whether it is a folder; else a file.
         make: makes it.
     """
 
-    opens: str
     kinds: tuple[Kind, ...]
     folder: bool
     make: Callable[[Request], Exported]
@@ -193,8 +190,8 @@ def _model_explorer(request: Request) -> Exported:
 
 
 FORMS: dict[str, Form] = {
-    "chrome-trace": Form("ui.perfetto.dev", ("run", "graph-dump", "profile"), False, _chrome_trace),
-    "onnx-text": Form("Netron", ("run",), True, _onnx_text),
-    "model-explorer": Form("Model Explorer", ("run", "graph-dump", "dump", "comparison"), True, _model_explorer),
+    "chrome-trace": Form(("run", "graph-dump", "profile"), False, _chrome_trace),
+    "onnx-text": Form(("run",), True, _onnx_text),
+    "model-explorer": Form(("run", "graph-dump", "dump", "comparison"), True, _model_explorer),
 }
 """By name."""

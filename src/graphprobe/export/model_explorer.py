@@ -14,7 +14,7 @@ import msgspec
 from graphprobe.compare.outline import OUTPUT_ROLES, outline_from_calls
 from graphprobe.compare.result import CallResult
 from graphprobe.report.graph_nodes import Graph, RunGraph, run_graphs, shown_source
-from graphprobe.store.calls import Call, CallDump, CallSlot
+from graphprobe.store.calls import Call, CallDump
 from graphprobe.store.files import replace_file
 from graphprobe.store.reader import Run
 
@@ -128,9 +128,8 @@ def _fx_nodes(graph: Graph, ids: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             made["subgraphIds"] = [nested]
         shapes = [f"{value.dtype}[{', '.join(map(str, value.shape or ()))}]" for value in node.values]
         if any(value.dtype for value in node.values):
-            made["outputsMetadata"] = [
-                {"id": str(i), "attrs": [{"key": "tensor_shape", "value": shape}]} for i, shape in enumerate(shapes)
-            ]
+            listed = enumerate(shapes)
+            made["outputsMetadata"] = [{"id": str(i), "attrs": _attributes({"tensor_shape": s})} for i, s in listed]
         yield made
 
 
@@ -148,16 +147,13 @@ def _unique(label: str, seen: Counter[str]) -> str:
 def _call_node(node_id: str, call: Call, sources: Sequence[tuple[str, int]]) -> dict[str, Any]:
     attributes = {"api": call.api, "kind": call.kind, "direction": call.direction, "source": call.source}
     made = _node(node_id, _short(call.api), call.module, attributes, sources)
-    outputs = [slot for slot in call.slots if slot.role in OUTPUT_ROLES and slot.meta is not None]
-    made["outputsMetadata"] = [
-        {"id": str(i), "attrs": [{"key": "tensor_shape", "value": _shape(slot)}, {"key": "slot", "value": slot.name}]}
-        for i, slot in enumerate(outputs)
+    outputs = [
+        {"tensor_shape": f"{slot.meta.dtype}{list(slot.meta.shape)}", "slot": slot.name}
+        for slot in call.slots
+        if slot.role in OUTPUT_ROLES and slot.meta is not None
     ]
+    made["outputsMetadata"] = [{"id": str(i), "attrs": _attributes(facts)} for i, facts in enumerate(outputs)]
     return made
-
-
-def _shape(slot: CallSlot) -> str:
-    return f"{slot.meta.dtype}[{', '.join(map(str, slot.meta.shape))}]" if slot.meta is not None else ""
 
 
 def _short(api: str) -> str:
@@ -174,11 +170,15 @@ def _node(
     sources: Sequence[tuple[str, int]] = (),
 ) -> dict[str, Any]:
     made: dict[str, Any] = {"id": node_id, "label": label, "namespace": module.replace(".", "/")}
-    made["attrs"] = [{"key": key, "value": value} for key, value in attributes.items() if value]
+    made["attrs"] = _attributes(attributes)
     made["incomingEdges"] = [
         {"sourceNodeId": source, "sourceNodeOutputId": "0", "targetNodeInputId": str(slot)} for source, slot in sources
     ]
     return made
+
+
+def _attributes(facts: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in facts.items() if value]
 
 
 def values_of(call: Call) -> dict[str, float]:

@@ -301,14 +301,9 @@ def details(finding: Finding) -> list[str]:
     """Errors in units of noise and what was measured, for those who know what z is; of numbers only."""
     if finding.kind not in NUMERIC:
         return []
-    errors = [
-        times(z) + where
-        for z, where in (
-            (finding.local_z, " in this operation alone"),
-            (finding.accumulated_z, " in the result of the whole graph"),
-        )
-        if not z <= 0
-    ]
+    alone, whole = finding.local_z, finding.accumulated_z
+    errors = [f"{times(alone)} in this operation alone"] if not alone <= 0 else []
+    errors += [f"{times(whole)} in the result of the whole graph"] if not whole <= 0 else []
     clauses = [clause for text in SENTENCES.split(finding.reason) for clause in text.split("; ")]
     measured = [clause.rstrip(".") for clause in clauses if Z.search(clause)]
     return [text for text in ("; ".join(errors), "; ".join(measured)) if text]

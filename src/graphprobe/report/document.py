@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 Tone = Literal["bad", "warn", "good", "info"]
 
@@ -18,30 +19,26 @@ Content: TypeAlias = "str | Code | Prose | Muted | SourcePlace | Jump | Badge | 
 """A tuple stands in one line; each item of a list is a paragraph or a block. Text is text: no marks are read in it."""
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(msgspec.Struct, frozen=True):
     """A name or a piece of a program, shown as it is; `muted` stands back behind what is around it."""
 
     text: str
     muted: bool = False
 
 
-@dataclass(frozen=True)
-class Prose:
+class Prose(msgspec.Struct, frozen=True):
     """A sentence in which `…` stands around code, as the messages of graphprobe have it."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Muted:
+class Muted(msgspec.Struct, frozen=True):
     """What stands back."""
 
     content: Content
 
 
-@dataclass(frozen=True)
-class SourcePlace:
+class SourcePlace(msgspec.Struct, frozen=True):
     """`file:line`; `anchor` is that of the snippet that the report has of it, `line` its text, both empty without."""
 
     text: str
@@ -49,53 +46,46 @@ class SourcePlace:
     line: str = ""
 
 
-@dataclass(frozen=True)
-class Jump:
+class Jump(msgspec.Struct, frozen=True):
     """Leads to the section of this id."""
 
     to: str
     text: str
 
 
-@dataclass(frozen=True)
-class Badge:
+class Badge(msgspec.Struct, frozen=True):
     """A coloured word with its sign; the word may be empty."""
 
     tone: Tone
     word: str
 
 
-@dataclass(frozen=True)
-class Excerpt:
+class Excerpt(msgspec.Struct, frozen=True):
     """A line of the program; nothing where it is empty."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """What can be given to a shell as it stands."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """A remark in small letters."""
 
     content: Content
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """Labels, each with what is known; `large` for a few figures that count most."""
 
     rows: Sequence[tuple[str, Content]]
     large: bool = False
 
 
-@dataclass(frozen=True)
-class Bullets:
+class Bullets(msgspec.Struct, frozen=True):
     """A list, below a heading if it has one; with a `tone`, each entry has its sign."""
 
     entries: Sequence[Content]
@@ -103,13 +93,10 @@ class Bullets:
     tone: Tone | None = None
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True):
     """A small table.
 
     Attributes:
-        head: of each column.
-        rows: of as many cells.
         numbers: indices of the columns of numbers, which stand on the right.
         left: rows that are not there, in words; empty if there are none.
     """
@@ -120,31 +107,27 @@ class Grid:
     left: str = ""
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(msgspec.Struct, frozen=True):
     """What belongs together below a heading."""
 
     title: Content
     body: Content
 
 
-@dataclass(frozen=True)
-class Cards:
+class Cards(msgspec.Struct, frozen=True):
     """Cards of one kind."""
 
     cards: Sequence[Card]
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(msgspec.Struct, frozen=True):
     """What only some want to read."""
 
     title: str
     body: Content
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """A long text as it is, of a file or a traceback."""
 
     text: str
@@ -155,8 +138,7 @@ Block = Excerpt | Command | Note | Facts | Bullets | Grid | Card | Cards | Folde
 """What stands on lines of its own."""
 
 
-@dataclass(frozen=True)
-class DocumentVerdict:
+class DocumentVerdict(msgspec.Struct, frozen=True):
     """The answer.
 
     Attributes:
@@ -172,13 +154,11 @@ class DocumentVerdict:
     body: Content = ""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """One part.
 
     Attributes:
         id: lower-case letters, digits and `-`; unique in the report, and the anchor of the section.
-        title: its heading.
         view: name of the view that shows `data`: `assets/view_<name>.js`, with `.css` if there is one; empty for none.
         data: what the view is given; made of dicts, lists, text, numbers, booleans, None and structs of msgspec.
             JSON has neither NaN nor infinity: what msgspec writes for them is null, so hand them over as text.

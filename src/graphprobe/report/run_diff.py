@@ -62,10 +62,8 @@ class StageDifference(msgspec.Struct, frozen=True):
     """Where two compiles of one function part.
 
     Attributes:
-        function: that is compiled.
         stage: the address below the model: `forward/after:fuse`, `forward/code`.
         phase: which part of the compiler made it, as the events say.
-        what: in words.
         a, b: addresses in the two runs; empty where one has no such stage.
         digest_a, digest_b: of the normalised texts; empty where there is none.
     """
@@ -87,7 +85,6 @@ class RunDiff(msgspec.Struct, frozen=True):
         torch_a, torch_b: versions; empty where they are not known.
         compared: stages that both have.
         differences: of each compiled function the first; the first of all stands first.
-        settings: with other values.
         settings_only_a, settings_only_b: names that the other torch does not know.
         passes_only_a, passes_only_b: passes that ran in one only, and changed nothing there.
         left_out: what could not be compared, and why.

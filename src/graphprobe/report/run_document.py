@@ -51,18 +51,14 @@ def replay_lines(folder: str, record: FrameRecord, result: Mapping[str, Any]) ->
             place = near("{file}:{line}".format_map(error["line"]))
             lines.append(f"          {place} in {error['line']['function']}")
     lines += [f"different {line}" for line in result.get("differences", ())]
-    lines += _caveats(result.get("caveats", ()), result.get("verdict") == "reproduced")
+    caveats = result.get("caveats", ())
+    if result.get("verdict") == "reproduced" and len(caveats) > 3:
+        caveats = [f"{len(caveats)} values or settings, which did not matter"]
+    lines += [f"not recorded: {line}" for line in caveats]
     seconds = result.get("seconds")
     took = f" ({seconds:.1f} s)" if isinstance(seconds, int | float) else ""
     lines.append(f"{VERDICTS.get(str(result.get('verdict')), 'CANNOT DECIDE')}: {result.get('text')}{took}")
     return lines
-
-
-def _caveats(caveats: Sequence[str], reproduced: bool) -> list[str]:
-    """All of them where they may explain something, else how many there are."""
-    if reproduced and len(caveats) > 3:
-        return [f"not recorded: {len(caveats)} values or settings, which did not matter"]
-    return [f"not recorded: {line}" for line in caveats]
 
 
 def _first_line(text: str) -> str:
@@ -277,9 +273,8 @@ def _one_line(fact: Any) -> str:
     """A reason as one line; that of a graph break with the place where it broke. `compile.json` has it whole."""
     if not isinstance(fact, dict):
         lines = str(fact).splitlines()
-        entries = [
-            line for line in lines if _CACHE_ENTRY.match(line)
-        ]  # a guard of each; the rest is where it came from
+        # A guard of each; the rest is where it came from.
+        entries = [line for line in lines if _CACHE_ENTRY.match(line)]
         return "; ".join(" ".join(line.split()) for line in entries or lines[:1])
     first = str(fact.get("reason", "")).partition("\n")[0]
     stack = fact.get("user_stack") or []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import IO
@@ -18,14 +17,12 @@ from graphprobe.report.html.sources import Sources
 _ASSETS = "assets"
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """All that is told of a subject.
 
     Attributes:
         title: of the document, such as `graphprobe: FAULT in train.py`.
         subject: what was looked at, as the user would name it; stands above the verdict.
-        verdict: the answer.
         sections: in order. Source snippets are appended by the page.
         sources: the lines of code that the sections link to; None where they name none.
         facts: label and value of what stands in the foot: versions, command line.
@@ -34,9 +31,9 @@ class Report:
     title: str
     subject: str
     verdict: DocumentVerdict
-    sections: list[Section] = field(default_factory=list)
+    sections: list[Section] = []
     sources: Sources | None = None
-    facts: list[tuple[str, str]] = field(default_factory=list)
+    facts: list[tuple[str, str]] = []
 
 
 def write_page(report: Report, file: IO[str]) -> None:

@@ -133,7 +133,9 @@ def _add(row: CallResult, table: Table, heat: Heat) -> None:
     call, other = call_of(row), row.reference
     outputs = [slot for slot in row.slots if slot.role in OUTPUT_ROLES]
     largest = max((slot.max_abs for slot in outputs if slot.max_abs is not None), default=None)
-    broken = _nonfinite(outputs)
+    sides = [slot.candidate for slot in outputs if slot.candidate is not None]
+    counts = [count for side in sides for count in (side.nan, side.inf) if count is not None]
+    broken = sum(counts) if counts else None
     level = _measure(row.level)
     at = heat.add(
         call.module,
@@ -171,12 +173,6 @@ def _measure(error: float) -> float:
     return math.inf if error >= WITHOUT_MEASURE else error
 
 
-def _nonfinite(outputs: list[SlotResult]) -> int | None:
-    sides = [slot.candidate for slot in outputs if slot.candidate is not None]
-    counts = [count for side in sides for count in (side.nan, side.inf) if count is not None]
-    return sum(counts) if counts else None
-
-
 def _slot(slot: SlotResult) -> list[Cell]:
     return [
         slot.name,
@@ -198,7 +194,7 @@ def _side(side: SlotSide | None) -> str:
         return "not there"
     if side.text:
         return side.text
-    shape = "" if side.shape is None else f"[{', '.join(map(str, side.shape))}]"
+    shape = "" if side.shape is None else str(list(side.shape))
     spread = "" if side.min is None or side.max is None else f" {side.min:.4g} … {side.max:.4g}"
     return f"{side.dtype}{shape}{spread}"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from graphprobe.findings import Diagnosis, Finding, FunctionDiagnosis, bits_in_words
 from graphprobe.report.diagnosis import VERDICTS, beside, foremost, sentence, stage_in_words, told

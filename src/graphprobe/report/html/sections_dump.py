@@ -394,7 +394,6 @@ class Health:
     """Judges calls in the order of execution, and keeps what was seen in all of them.
 
     Attributes:
-        calls: how many.
         words: how many of each of `HEALTH_TONES`.
         first: the first call of each, in the order of steps.
         begins: the first call that made NaN or infinity of what was finite, and its word.
@@ -504,7 +503,7 @@ def dump_sections(
 def _add(call: Call, judged: dict[str, TensorStats], word: str, table: Table, heat: Heat) -> None:
     given = [slot for slot in call.slots if slot.role in OUTPUT_ROLES]
     results = [(slot, slot.stats) for slot in given if slot.stats is not None]
-    first = next((slot for slot in given if slot.meta is not None), None)
+    first = next((slot.meta for slot in given if slot.meta is not None), None)
     counts = [judged[slot.name] for slot in given if slot.name in judged]
     nan = float(sum(one.nan for one in counts)) if counts else None
     infinite = float(sum(map(infinite_of, counts))) if counts else None
@@ -528,7 +527,7 @@ def _add(call: Call, judged: dict[str, TensorStats], word: str, table: Table, he
         call.source,
         share,
         results[0][1].l2 if results else None,
-        _form(first) if first is not None else "",
+        f"{first.dtype}{list(first.shape)}" if first is not None else "",
         call.api,
         call.kind,
         call.step,
@@ -552,14 +551,10 @@ def _share(slot: CallSlot, stats: TensorStats) -> float | None:
     return max(ends) / facts.largest if ends else None
 
 
-def _form(slot: CallSlot) -> str:
-    assert slot.meta is not None
-    return f"{slot.meta.dtype}[{', '.join(map(str, slot.meta.shape))}]"
-
-
 def _slot(slot: CallSlot) -> list[Cell]:
     if slot.meta is None:
         kind, text = ("", "") if slot.scalar is None else (slot.scalar.type, slot.scalar.text)
         return [slot.name, kind, *[None] * 8, text or slot.missing]
     names = ("min", "max", "mean", "l2", "nan", "positive_inf", "negative_inf", "zeros")
-    return [slot.name, _form(slot), *(getattr(slot.stats, name, None) for name in names), slot.missing]
+    form = f"{slot.meta.dtype}{list(slot.meta.shape)}"
+    return [slot.name, form, *(getattr(slot.stats, name, None) for name in names), slot.missing]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from graphprobe.analysis.breaks import BreakReport, GraphBreak
 from graphprobe.analysis.breaks import report_from_run as breaks_of

@@ -48,7 +48,6 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a column is shown.
 
     Attributes:
-        name: its heading.
         kind: `text`; `number`, which is aligned to the right; `verdict`, a coloured word that can be filtered by;
             `source`, `file.py:12`, a link where the page has the line.
         help: what it means, in a sentence; shown where the mouse rests, and read with the heading.
@@ -140,7 +139,10 @@ class Table:
         head: dict[str, Any] = {"label": self.label, "rows": self.rows, "first": self._first}
         body = {
             "columns": [self._column(i) for i in range(len(self.columns))],
-            "values": [self._listed(i) for i in range(len(self.columns))],
+            "values": [
+                [_number(value) for value in values] if number else list(values)
+                for number, values in zip(self._numbers, self._values, strict=True)
+            ],
             "more": {str(row): found for row, found in self._more.items()},
         }
         text = msgspec.json.encode(body)
@@ -157,10 +159,6 @@ class Table:
 
     def _index(self, name: str) -> int:
         return next(i for i, column in enumerate(self.columns) if column.name == name)
-
-    def _listed(self, i: int) -> list[Any]:
-        values = self._values[i]
-        return [_number(value) for value in values] if self._numbers[i] else list(values)
 
 
 def _number(value: float) -> float | int | str | None:
@@ -186,7 +184,6 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """What a cell can show.
 
     Attributes:
-        name: such as `error`.
         help: what the number is, in a sentence.
         classes: ascending; the last without an end.
         together: how the values of one cell become one.
@@ -270,19 +267,17 @@ class Heat:
         """Row of the map for each layer, column of the map for each column."""
         return shortened(list(self._layers))[1], self._across()[1]
 
-    def data(self, label: str, *, table: str, titles: Callable[[tuple[int, ...]], str]) -> dict[str, Any]:
+    def data(self, *, table: str) -> dict[str, Any]:
         """What `assets/view_heat.js` takes; metrics without any value are left out.
 
-        Args:
-            label: of the map.
-            table: id of the section whose table a cell narrows; empty for none.
-            titles: heading of a column.
+        `table` is the id of the section whose table a cell narrows, or empty.
         """
         rows, row_of = shortened(list(self._layers))
         groups, column_of = self._across()
+        titles = call_titles(sorted(self._columns))
         columns = [" … ".join(map(titles, dict.fromkeys((group[0], group[-1])))) for group in groups]
         return {
-            "label": label,
+            "label": "Health of each module in each step",
             "table": table,
             "keys": [ROW_KEY, COLUMN_KEY],
             "rows": rows,
@@ -301,17 +296,12 @@ class Heat:
         }
 
     @property
-    def columns(self) -> list[tuple[int, ...]]:
-        """What makes a column, ascending."""
-        return sorted(self._columns)
-
-    @property
     def is_worth_it(self) -> bool:
         """Whether it shows more than a table of one module in one step would."""
         return any(self._cells) and (len(self._layers) > 1 or len(self._columns) > 2)
 
     def _across(self) -> tuple[list[list[tuple[int, ...]]], list[int]]:
-        order = self.columns
+        order = sorted(self._columns)
         size = -(-len(order) // MOST_COLUMNS) or 1
         groups = [order[i : i + size] for i in range(0, len(order), size)]
         number = {column: i // size for i, column in enumerate(order)}
@@ -381,9 +371,7 @@ def calls_sections(
     table.map_texts("line", sources.linked)
     sections = []
     if heat.is_worth_it:
-        data = heat.data(
-            "Health of each module in each step", table=f"{CALLS}{suffix}", titles=call_titles(heat.columns)
-        )
+        data = heat.data(table=f"{CALLS}{suffix}")
         summary = counted(len(data["rows"]), "row")
         sections.append(Section(f"{HEALTH}{suffix}", "Health by step and module", "heat", data, summary=summary))
     body: list[Content] = [Note(note) for note in notes]
