@@ -16,6 +16,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from graphprobe.internals.dynamo.compile_facts import frames_from
 from graphprobe.internals.operators.api_calls import (
     global_hooks,
     is_compiled_module,
@@ -28,7 +29,7 @@ from graphprobe.internals.operators.api_calls import (
 )
 from graphprobe.internals.operators.autograd_edges import uncompiled, unseen
 from graphprobe.probe.api.call import OpenCall
-from graphprobe.probe.api.session import ApiSession, frames_from
+from graphprobe.probe.api.session import ApiSession
 from graphprobe.probe.dump.tensors import has_tensor, scalar_of
 
 IMPLEMENTATION = frozenset(("foreach", "fused", "capturable", "differentiable"))

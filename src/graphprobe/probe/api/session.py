@@ -8,13 +8,14 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 import graphprobe
+from graphprobe.internals.dynamo.compile_facts import frames_from
 from graphprobe.internals.operators.api_calls import running_modules
 from graphprobe.internals.operators.autograd_edges import graph_task, in_compiled_backward
 from graphprobe.probe.api.call import Collector, OpenCall
@@ -74,13 +75,6 @@ class Frames:
         file = "" if hidden else path.removeprefix(self._folder)
         self._files[id(code)] = (file, code)
         return file
-
-
-def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and those that led to it, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def in_recomputation(frame: FrameType) -> bool:
