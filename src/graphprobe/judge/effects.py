@@ -126,7 +126,7 @@ def differing(
             e, c = eager_after.get(label, _NOTHING), compiled_after.get(label, _NOTHING)
             if label in unsteady or nearly_equal(e, c) or label.startswith(tuple(skipped)):
                 continue
-            if nearly_equal(e, before.get(label)) and nearly_equal(c, start.get(label)):
+            if nearly_equal(e, before.get(label, _NOTHING)) and nearly_equal(c, start.get(label, _NOTHING)):
                 continue  # no call changed it: in a fresh process, functions have other names
             if not (is_generator(e) and is_generator(c)):
                 found.append(Effect(label, _said(e), _said(c)))

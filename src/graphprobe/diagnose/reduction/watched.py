@@ -1,4 +1,4 @@
-"""What is asked of a watch on the graphs of a program, how it stands, and what comes of it; no torch is imported."""
+"""What is asked of a watch on the graphs of a program, what is known of it, and what comes of it; imports no torch."""
 
 from __future__ import annotations
 

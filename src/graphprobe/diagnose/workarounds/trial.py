@@ -123,7 +123,7 @@ def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Ca
 
     with compilation.configured():
         for _ in range(WARM):
-            call()
+            run()
     return call
 
 
