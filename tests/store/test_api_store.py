@@ -19,7 +19,7 @@ from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaErr
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import api_reader, api_writer, files
 from graphprobe.store import manifest as live_manifest
-from graphprobe.store.api_reader import is_api_dump, open_api_dump
+from graphprobe.store.api_reader import finds_one, open_api_dump
 from graphprobe.store.api_writer import (
     ApiWriter,
     Handed,
@@ -86,7 +86,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert dump.problems() == ()
     shards = list((tmp_path / "d").rglob("*.safetensors"))
     assert sorted(name for shard in shards for name in load_file(shard)) == ["v1.0.float32.6", "v2.0.float32.4"]
-    assert is_api_dump(tmp_path / "d") and not is_api_dump(tmp_path)
+    assert finds_one(open_api_dump, tmp_path / "d") and not finds_one(open_api_dump, tmp_path)
 
 
 def test_places_that_can_be_opened(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from compare.made import MemoryDump, call, tensor
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
+from graphprobe.store.api_reader import finds_one
 from graphprobe.store.calls import CallSlot, Scalar, WithStatistics, WrittenSlot
-from graphprobe.store.dump_reader import GraphCalls, is_graph_dump, open_dump
+from graphprobe.store.dump_reader import GraphCalls, open_dump
 from graphprobe.store.dump_records import INDEX, DumpValue, Place
 from store.dump_helpers import OP, new_manifest, new_run, new_writer, value
 
@@ -149,7 +150,7 @@ def test_values(tmp_path: Path) -> None:
             OP, place, arrays, scalars=[WrittenSlot("input.1", "input", scalar=Scalar("float", "1.5"))], notes=["cut"]
         )
     writer.close()
-    assert is_graph_dump(tmp_path / "d") and not is_graph_dump(tmp_path / "other")
+    assert finds_one(open_dump, tmp_path / "d") and not finds_one(open_dump, tmp_path / "other")
     dump = open_dump(tmp_path / "d")
     assert (dump.format, dump.ranks(), dump.steps(1)) == ("graphprobe-graph", (1,), (4, 7))
     first, second = dump.calls(1, 4)

@@ -14,9 +14,9 @@ from typing import Any
 
 from graphprobe.compare.ranks import MergedDump
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
-from graphprobe.store.api_reader import is_api_dump, open_api_dump
+from graphprobe.store.api_reader import finds_one, open_api_dump
 from graphprobe.store.calls import CallDump
-from graphprobe.store.dump_reader import is_graph_dump, is_op_file
+from graphprobe.store.dump_reader import is_op_file
 from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import open_file, read_file
@@ -154,13 +154,13 @@ def _opened(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:
         return _merged(place / MERGED)
     if _msprobe_below(place):
         return MsprobeDump(place)
-    if is_api_dump(place):
+    if finds_one(open_api_dump, place):
         return open_api_dump(place)
     texts = sorted(p for p in place.glob("*.pkl") if _begins_with(p, b"["))
     if len(texts) == 1:
         return _open_file(texts[0], data_dir)
     found = dumps_of_runs(place)
-    if not found and is_graph_dump(place):
+    if not found and finds_one(open_graphs, place):
         return open_graphs(place)
     if len(found) == 1:
         return open_dump(found[0])
@@ -179,7 +179,7 @@ def dumps_of_runs(place: Path) -> list[Path]:
     except GraphprobeError:
         return []
     folders = [folder for one in runs if one.has_events for folder in sorted(one.run_dir.iterdir()) if folder.is_dir()]
-    return [folder for folder in folders if is_api_dump(folder) or is_graph_dump(folder)]
+    return [folder for folder in folders if finds_one(open_api_dump, folder) or finds_one(open_graphs, folder)]
 
 
 def _open_file(place: Path, data_dir: str | os.PathLike[str] | None) -> CallDump:

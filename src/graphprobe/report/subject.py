@@ -15,8 +15,10 @@ from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import ROWS, SUMMARY
 from graphprobe.errors import RunNotFoundError, UsageError
 from graphprobe.store import layout
+from graphprobe.store.api_reader import finds_one
 from graphprobe.store.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
-from graphprobe.store.dump_reader import is_graph_dump, is_op_file
+from graphprobe.store.dump_reader import is_op_file
+from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.reader import Run
 from graphprobe.store.schema import UNREADABLE
@@ -145,7 +147,7 @@ def _kind_of_file(path: Path) -> Kind:
 
 
 def _dump_at(path: Path) -> Kind | None:
-    if is_op_file(path) if path.is_file() else is_graph_dump(path):
+    if is_op_file(path) if path.is_file() else finds_one(open_graphs, path):
         return "graph-dump"
     try:
         return "graph-dump" if open_dump(path).format == "graphprobe-graph" else "dump"

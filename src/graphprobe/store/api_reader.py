@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -205,10 +205,10 @@ def manifest_in(folder: Path) -> ApiManifest | None:
     return manifest_of_dump(folder, ApiManifest, "api_dump_schema", API_SCHEMA, called="an API dump")
 
 
-def is_api_dump(path: str | Path) -> bool:
-    """Whether `open_api_dump` would find one, of whatever schema."""
+def finds_one(open_it: Callable[[str | Path], object], path: str | Path) -> bool:
+    """Whether this way to open a dump finds one at `path`, of whatever schema."""
     try:
-        open_api_dump(path)
+        open_it(path)
     except SchemaError:
         return True
     except GraphprobeError:

@@ -289,17 +289,6 @@ class GraphCalls(OwnDump[list[DumpFolder]]):
         return rows
 
 
-def is_graph_dump(path: str | Path) -> bool:
-    """Whether `open_dump` would find one, of whatever schema."""
-    try:
-        open_dump(path)
-    except RunNotFoundError:
-        return False
-    except SchemaError:
-        return True
-    return True
-
-
 def open_dump(path: str | Path) -> GraphCalls:
     """The dump at `path`: a dump path, a rank folder, a time folder, anything below one, the file of one op, or a run.
 
