@@ -207,16 +207,13 @@ def _check_module(target: str) -> None:
 
 
 def _find_module(target: str) -> importlib.machinery.ModuleSpec:
-    before = sys.path[0]
-    sys.path[0] = os.getcwd()
+    """The module, or that of a package to be run; the working directory is the first of the path already."""
     try:
         spec = importlib.util.find_spec(target)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{target}.__main__")
     except (ImportError, ValueError, AttributeError) as error:
         raise UsageError(f"no module named {target!r}: {error}", hint="as for python -m") from error
-    finally:
-        sys.path[0] = before
     if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
         raise UsageError(f"no module {target!r} that can be run", hint="as for python -m")
     return spec
