@@ -7,7 +7,6 @@ each judgement waits for the device, so a step takes longer there. An overflow i
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import logging
 import math
@@ -44,8 +43,8 @@ _MOST_VALUES = 1 << 24
 
 logger = logging.getLogger("graphprobe")
 
-_MOST_CALLS = 1 << 18
-"""Forward calls that are remembered, for the names of their backwards."""
+_MOST_NODES = 1 << 18
+"""Nodes of autograd whose forward calls are remembered, for the names of their backwards."""
 
 Values = list[tuple[str, Any]]
 
@@ -189,8 +188,7 @@ class OverflowWatch:
         self._frames = Frames()
         self._state = _State()
         self._calls = 0
-        self._sequences: list[int] = []
-        self._ended: list[tuple[int, _OpenCall]] = []
+        self._made: dict[int, _OpenCall] = {}
         self._judged: dict[Any, bool] = {}
         self._ops = EagerOps(self._around)
         self._mode = _ApiMode(self)
@@ -246,14 +244,13 @@ class OverflowWatch:
 
     def _remember(self, call: _OpenCall) -> None:
         """Keep where the call was, by the numbers of the nodes that it made; not its tensors."""
-        if sequence_number() == call.first_sequence:
+        nodes = range(call.first_sequence, sequence_number())
+        if not nodes:
             return
-        kept = _OpenCall(call.api, call.number, call.source, call.module, call.first_sequence)
         with self._lock:
-            if len(self._ended) >= _MOST_CALLS:
-                del self._ended[: _MOST_CALLS // 2], self._sequences[: _MOST_CALLS // 2]
-            self._ended.append((sequence_number(), kept))
-            self._sequences.append(call.first_sequence)
+            self._made |= dict.fromkeys(nodes, _OpenCall(call.api, call.number, call.source, call.module))
+            while len(self._made) > _MOST_NODES:
+                del self._made[next(iter(self._made))]
 
     def _tell_api(self, call: _OpenCall, result: Any) -> None:
         with quiet():
@@ -324,20 +321,12 @@ class OverflowWatch:
 
     def _tell_op(self, op: EagerOp, problems: tuple[str, ...], inputs: Values, outputs: Values) -> None:
         node = running_node()
-        call = self._call_of(node[1]) if node is not None else None
+        with self._lock:
+            call = self._made.get(node[1]) if node is not None else None
         call = call or _OpenCall(f"torch.ops.{op.name.rpartition('.')[0]}", 0, "", "")
         direction: CallDirection = "backward" if node is not None else "forward"
         where = direction, op.name, call.source, ()
         self._report(Overflow(0, call.api, call.number, *where, problems, inputs, outputs, call.module))
-
-    def _call_of(self, sequence: int) -> _OpenCall | None:
-        """The forward call that made the node of this number."""
-        with self._lock:
-            index = bisect.bisect_right(self._sequences, sequence) - 1
-            if sequence < 0 or index < 0:
-                return None
-            end, call = self._ended[index]
-        return call if sequence < end else None
 
     def _report(self, overflow: Overflow) -> None:
         with self._lock:
