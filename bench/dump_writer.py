@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from graphprobe.records import Manifest, TensorMeta
-from graphprobe.store.dump_records import DumpManifest, DumpValue, OpInfo, Place, dump_manifest_from_run
+from graphprobe.store.dump_records import DumpManifest, DumpValue, OpInfo, Place
 from graphprobe.store.dump_writer import DumpWriter
 
 OP = OpInfo(op_type="add", op_name="add_1", engine="interpreter", perturbs=True, target="aten.add.Tensor", source="a:1")
@@ -44,7 +44,7 @@ def manifest() -> DumpManifest:
         parent_pid=0,
         started_ns=time.time_ns(),
     )
-    return dump_manifest_from_run(facts, engine="interpreter", plan={})
+    return DumpManifest.of(facts, engine="interpreter", plan={})
 
 
 def place(index: int) -> Place:

@@ -12,7 +12,7 @@ import numpy as np
 
 from graphprobe.records import Manifest, TensorMeta
 from graphprobe.store.diagnosis_file import read_diagnosed
-from graphprobe.store.dump_records import DumpManifest, DumpValue, OpInfo, Place, Side, dump_manifest_from_run
+from graphprobe.store.dump_records import DumpManifest, DumpValue, OpInfo, Place, Side
 from graphprobe.store.dump_writer import DumpWriter
 from graphprobe.store.foreign.ptdbg import write_ptdbg
 from graphprobe.store.step_file import StepRecord
@@ -49,7 +49,7 @@ def new_run(root: Path, *, rank: int | None = None, max_bytes: int | None = None
 
 
 def new_manifest(**fields: Any) -> DumpManifest:
-    return dump_manifest_from_run(run_manifest(**fields), engine="kernel", plan={"dump_mode": "all"})
+    return DumpManifest.of(run_manifest(**fields), engine="kernel", plan={"dump_mode": "all"})
 
 
 def new_writer(path: Path, **options: Any) -> DumpWriter:

@@ -27,15 +27,14 @@ from graphprobe.store.api_writer import (
     RawCall,
     RawSlot,
     RawValue,
-    api_manifest_from_run,
 )
-from graphprobe.store.calls import Scalar
+from graphprobe.store.calls import ApiManifest, Scalar
 from graphprobe.store.dump_format import Shard
 from store.dump_helpers import killed, run_manifest
 
 
 def new_writer(path: Path, rank: int = 0, **options: Any) -> ApiWriter:
-    manifest = api_manifest_from_run(run_manifest(rank=rank), plan={"data": "tensor"})
+    manifest = ApiManifest.of(run_manifest(rank=rank), plan={"data": "tensor"})
     return ApiWriter.create(path, manifest=manifest, **options)
 
 

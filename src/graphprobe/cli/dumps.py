@@ -83,11 +83,12 @@ def take_api_dump(values: dict[str, Any]) -> Callable[[Path | None], ApiDumper |
 
 def tell_of_calls(dumper: ApiDumper, base: Path) -> str | None:
     """What was dumped and where, on stderr, so that the program's own output stays as it is; the dump, from `base`."""
-    from graphprobe.store.api_reader import manifest_in
+    from graphprobe.store.calls import ApiManifest
+    from graphprobe.store.reader import manifest_of_dump
 
     folder = None
     try:
-        manifest = manifest_in(dumper.folder)
+        manifest = manifest_of_dump(dumper.folder, ApiManifest)
         count = 0 if manifest is None else manifest.calls
         folder = os.path.relpath(dumper.folder.parent, base)
         lines = [f"graphprobe: {count} calls dumped to {folder}"]

@@ -17,7 +17,7 @@ from graphprobe.probe import environment
 from graphprobe.probe.dump.sessions import open_sessions
 from graphprobe.probe.dump.tensors import device_index, dump_value, is_capturing, stream_of
 from graphprobe.settings import resolve
-from graphprobe.store.dump_records import DumpManifest, OpInfo, Place, dump_manifest_from_run
+from graphprobe.store.dump_records import DumpManifest, OpInfo, Place
 from graphprobe.store.dump_writer import DumpWriter
 
 FOLDER = "graphprobe-saved"
@@ -179,4 +179,4 @@ def _make(folder: Path) -> None:
 
 def _manifest(folder: Path) -> DumpManifest:
     run = environment.manifest_of_rank(os.environ)
-    return dump_manifest_from_run(run, engine="eager", plan={"saved_by": "graphprobe.ops.save", "path": str(folder)})
+    return DumpManifest.of(run, engine="eager", plan={"saved_by": "graphprobe.ops.save", "path": str(folder)})

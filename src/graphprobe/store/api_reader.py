@@ -17,7 +17,6 @@ from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoun
 from graphprobe.records import Manifest, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.calls import (
-    API_SCHEMA,
     CALLS,
     RANK_PREFIX,
     STACKS,
@@ -179,14 +178,15 @@ def open_api_dump(path: str | Path) -> CallDump:
     folder = Path(path)
     if not folder.is_dir():
         raise RunNotFoundError(f"{folder} is no folder", hint="name the folder that was given to graphprobe.dump")
-    own = manifest_in(folder)
+    own = manifest_of_dump(folder, ApiManifest)
     if own is not None:
         return ApiDump(str(path), {own.rank: ApiRank(folder, own)})
     folders = [file.parent for file in sorted(folder.glob(f"{RANK_PREFIX}*/{layout.MANIFEST}"))]
-    ranks = {found.rank: ApiRank(one, found) for one in folders if (found := manifest_in(one)) is not None}
+    there = ((one, manifest_of_dump(one, ApiManifest)) for one in folders)
+    ranks = {manifest.rank: ApiRank(one, manifest) for one, manifest in there if manifest is not None}
     if ranks:
         return ApiDump(str(path), ranks)
-    above = manifest_in(folder.absolute().parent)
+    above = manifest_of_dump(folder.absolute().parent, ApiManifest)
     digits = folder.absolute().name.removeprefix(STEP_PREFIX)
     if above is not None and digits.isdecimal() and (folder / CALLS).exists():
         return ApiDump(str(path), {above.rank: ApiRank(folder.absolute().parent, above)}, only_step=int(digits))
@@ -194,15 +194,6 @@ def open_api_dump(path: str | Path) -> CallDump:
         f"no API dump at {folder}: no {RANK_PREFIX}<R>/{layout.MANIFEST} of one there",
         hint="name the folder that was given to graphprobe.dump, or one of a rank in it",
     )
-
-
-def manifest_in(folder: Path) -> ApiManifest | None:
-    """The manifest of the API dump of one rank right in `folder`; None when there is none, or one of something else.
-
-    Raises:
-        SchemaError: it cannot be read, or is of a newer schema.
-    """
-    return manifest_of_dump(folder, ApiManifest, "api_dump_schema", API_SCHEMA, called="an API dump")
 
 
 def finds_one(open_it: Callable[[str | Path], object], path: str | Path) -> bool:

@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 
 from graphprobe.errors import UsageError
-from graphprobe.records import Manifest, TensorMeta, TensorStats
+from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.calls import (
-    API_SCHEMA,
     CALLS,
     RANK_PREFIX,
     STACKS,
@@ -178,7 +177,7 @@ class ApiWriter(QueuedWriter[ApiManifest, RawCall | RawValue]):
 
         Args:
             path: the folder of the dump; that of the rank must not be there yet.
-            manifest: from `api_manifest_from_run`.
+            manifest: made by `ApiManifest.of`.
             max_bytes: bounds everything the rank writes; None is no bound. Once it is reached, dumping ends.
             queue_bytes: of calls that wait to be written; when they are more, the program waits.
 
@@ -393,9 +392,3 @@ def _without(record: ApiRecord, prefix: str, reason: str) -> ApiRecord:
         return msgspec.structs.replace(slot, **changed) if slot.value.startswith(prefix) else slot
 
     return msgspec.structs.replace(record, slots=tuple(gap(slot) for slot in record.slots))
-
-
-def api_manifest_from_run(manifest: Manifest, *, plan: dict[str, Any]) -> ApiManifest:
-    """The manifest of a dump by the process that `manifest` describes; `plan` must be JSON as it stands."""
-    document = msgspec.to_builtins(manifest) | {"api_dump_schema": API_SCHEMA, "plan": plan}
-    return msgspec.convert(document, ApiManifest)

@@ -239,6 +239,9 @@ class ApiManifest(DumpedManifest, kw_only=True):
         steps: steps that have records.
     """
 
+    called = "an API dump"
+    version = "api_dump_schema", API_SCHEMA
+
     api_dump_schema: int
     calls: int = 0
     values: int = 0

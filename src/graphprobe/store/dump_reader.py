@@ -21,7 +21,7 @@ from graphprobe.store.api_reader import OwnDump, facts_of, slot_of_call
 from graphprobe.store.calls import Call, CallKind, CallSlot, WrittenSlot
 from graphprobe.store.dump_dtypes import Array, bits_from_bytes, widened
 from graphprobe.store.dump_format import RECORD_KEY, OpFile, StatsRow, read_stats
-from graphprobe.store.dump_records import DUMP_SCHEMA, INDEX, STATS, DumpManifest, DumpRecord
+from graphprobe.store.dump_records import INDEX, STATS, DumpManifest, DumpRecord
 from graphprobe.store.files import MOST_LINE_BYTES, open_file, read_file
 from graphprobe.store.reader import State, manifest_of_dump, state_of, told_of_dumps
 from graphprobe.store.schema import UNREADABLE, lines_of
@@ -306,14 +306,15 @@ def open_dump(path: str | Path) -> GraphCalls:
     if (path / layout.GRAPHS).is_dir():
         path = path / layout.GRAPHS
     for depth, above in enumerate([path.absolute(), *path.absolute().parents][: _LEVELS_ABOVE + 1]):
-        manifest = _manifest_in(above)
+        manifest = manifest_of_dump(above, DumpManifest)
         if manifest is not None:
             below = path.absolute().relative_to(above).as_posix() if depth else ""
             return GraphCalls(title, [DumpFolder(above if depth else path, manifest, below=below)])
     files = [*path.glob(f"*/{layout.MANIFEST}"), *path.glob(f"*/*/{layout.MANIFEST}")]
-    known = [(file.parent, manifest) for file in files if (manifest := _manifest_in(file.parent)) is not None]
+    there = ((file.parent, manifest_of_dump(file.parent, DumpManifest)) for file in files)
+    known = [DumpFolder(*one) for one in there if one[1] is not None]
     if known:
-        return GraphCalls(title, [DumpFolder(*one) for one in known])
+        return GraphCalls(title, known)
     stray = DumpFolder(path, None)
     if next(stray.ops(), None) is not None or stray.stats_files():
         stray.problems.clear()
@@ -359,10 +360,6 @@ class _OneFile(DumpFolder):
 
     def stats_files(self) -> list[Path]:
         return [self._only] if self._record is None else []
-
-
-def _manifest_in(folder: Path) -> DumpManifest | None:
-    return manifest_of_dump(folder, DumpManifest, "dump_schema", DUMP_SCHEMA, called="a dump")
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

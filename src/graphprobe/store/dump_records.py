@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from graphprobe.records import Direction, Manifest, Number, TensorMeta, TensorStats
+from graphprobe.records import Direction, Number, TensorMeta, TensorStats
 from graphprobe.store.calls import WrittenSlot
 from graphprobe.store.files import claim_folder, seconds_from
 from graphprobe.store.manifest import DumpedManifest
@@ -131,6 +131,9 @@ class DumpManifest(DumpedManifest, kw_only=True):
         queue_bytes, queue_ops: bounds of the queue; 0 bytes is no queue, each op is written before the program goes on.
     """
 
+    called = "a dump"
+    version = "dump_schema", DUMP_SCHEMA
+
     dump_schema: int
     engine: str
     statistics: list[str] = msgspec.field(default_factory=list)
@@ -153,12 +156,6 @@ def view_from_buffer(buffer: Buffer) -> memoryview:
     if not view.c_contiguous:
         raise ValueError(f"a buffer with strides {view.strides}: expected a contiguous one")
     return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def dump_manifest_from_run(manifest: Manifest, *, engine: str, plan: dict[str, Any]) -> DumpManifest:
-    """The manifest of a dump by the process that `manifest` describes; `plan` must be JSON as it stands."""
-    document = msgspec.to_builtins(manifest) | {"dump_schema": DUMP_SCHEMA, "engine": engine, "plan": plan}
-    return msgspec.convert(document, DumpManifest)
 
 
 def rank_folder(world_size: int, rank: int) -> str:

@@ -101,7 +101,7 @@ class DumpWriter(QueuedWriter[DumpManifest, DumpJob]):
 
         Args:
             dump_path: the tree of the rank that `manifest` names is made in it.
-            manifest: from `dump_manifest_from_run`; `statistics` says which columns of `stats.csv` to fill, all of
+            manifest: made by `DumpManifest.of`; `statistics` says which columns of `stats.csv` to fill, all of
                 them when it is empty.
             max_bytes: bounds everything in the time folder; None is no bound. Once it is reached, dumping ends.
             queue_bytes: values that wait to be written; 0 writes each op before `submit` returns.

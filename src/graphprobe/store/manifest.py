@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 
@@ -46,12 +46,23 @@ class DumpedManifest(Manifest, kw_only=True):
         plan: what was asked for, as it was in force, for people.
         stopped: why dumping ended before the program did, e.g. because the budget was reached.
         queue_peak_bytes, blocked_ns: the most that waited to be written, and how long the program waited for room.
+        called: what such a dump is called in messages, e.g. `an API dump`.
+        version: the field that only such dumps have, the schema of their files, and the one that can be read.
     """
+
+    called: ClassVar[str]
+    version: ClassVar[tuple[str, int]]
 
     plan: dict[str, Any]
     stopped: str | None = None
     queue_peak_bytes: int = 0
     blocked_ns: int = 0
+
+    @classmethod
+    def of(cls, run: Manifest, **own: Any) -> Self:
+        """The manifest of a dump by the process that `run` describes; `own` are further fields, JSON as they are."""
+        key, known = cls.version
+        return msgspec.convert(msgspec.to_builtins(run) | {key: known} | own, cls)
 
 
 class AppendFile:

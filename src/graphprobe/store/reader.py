@@ -32,7 +32,7 @@ from graphprobe.store.schema import UNREADABLE, check_version, lines_of, read_ma
 
 State = Literal["running", "finished", "failed", "killed"]
 
-ManifestT = TypeVar("ManifestT", bound=Manifest)
+DumpManifestT = TypeVar("DumpManifestT", bound=DumpedManifest)
 
 
 def state_of(manifest: Manifest) -> State:
@@ -42,17 +42,13 @@ def state_of(manifest: Manifest) -> State:
     return manifest.state
 
 
-def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, known: int, *, called: str) -> ManifestT | None:
-    """The manifest of a dump right in `folder`; None when there is none, or one of something else.
-
-    Args:
-        key: the field that only such dumps have, the schema of their files; `known` is the one that can be read.
-        called: for messages, e.g. `an API dump`.
+def manifest_of_dump(folder: Path, form: type[DumpManifestT]) -> DumpManifestT | None:
+    """The manifest of a dump of this form right in `folder`; None when there is none, or one of something else.
 
     Raises:
         SchemaError: it cannot be read, or is of another schema.
     """
-    path = folder / layout.MANIFEST
+    path, (key, known) = folder / layout.MANIFEST, form.version
     try:
         data = read_file(path)
     except OSError:
@@ -60,11 +56,11 @@ def manifest_of_dump(folder: Path, form: type[ManifestT], key: str, known: int, 
     if f'"{key}"'.encode() not in data:
         return None
     document = read_manifest(data, path=str(path))
-    check_version(document.get(key), known, path=path, what=f"{called.partition(' ')[2]} ")
+    check_version(document.get(key), known, path=path, what=f"{form.called.partition(' ')[2]} ")
     try:
         return msgspec.convert(document, form)
     except UNREADABLE as error:
-        raise SchemaError(f"{path} is no manifest of {called}: {error}") from error
+        raise SchemaError(f"{path} is no manifest of {form.called}: {error}") from error
 
 
 def told_of_dumps(dumps: Iterable[tuple[Path, DumpedManifest | None]]) -> dict[str, None]:

@@ -20,9 +20,9 @@ from graphprobe.probe.api.patched import ApiMode, CallWatch, CompiledWatch, Patc
 from graphprobe.probe.api.plan import ApiPlan, OptimizerRecords, StepAt, arguments_from_file, plan_from_arguments
 from graphprobe.probe.api.session import ApiSession
 from graphprobe.report.document import Command, Content, DocumentVerdict, Facts, Tone, counted
-from graphprobe.store.api_reader import manifest_in
-from graphprobe.store.api_writer import ApiWriter, api_manifest_from_run
-from graphprobe.store.calls import DumpData, DumpLevel, DumpMode
+from graphprobe.store.api_writer import ApiWriter
+from graphprobe.store.calls import ApiManifest, DumpData, DumpLevel, DumpMode
+from graphprobe.store.reader import manifest_of_dump
 
 _open: list[ApiDumper] = []
 
@@ -83,7 +83,7 @@ class ApiDumper:
         """What is shown of it: how many calls are on disk, what is missing, and the command that shows them."""
         if self._session is None:
             return DocumentVerdict("info", "NOT BEGUN", f"the dump to {self.path} has not begun.")
-        manifest = manifest_in(self.folder)
+        manifest = manifest_of_dump(self.folder, ApiManifest)
         if manifest is None or manifest.ended_ns is None:
             return DocumentVerdict("info", "RUNNING", f"calls are dumped to {self.path}.")
         missing = Facts([("missing", text) for text in manifest.missing])
@@ -103,7 +103,7 @@ class ApiDumper:
             raise UsageError(
                 f"a dump to {_open[0].plan.path} is running", hint="one dump at a time: close that one first"
             )
-        manifest = api_manifest_from_run(environment.manifest_of_rank({}), plan=self.plan.as_document())
+        manifest = ApiManifest.of(environment.manifest_of_rank({}), plan=self.plan.as_document())
         writer = ApiWriter.create(self.path, manifest=manifest, max_bytes=self.plan.budget_bytes)
         self._session = session = ApiSession(self.plan, writer, model=self._model)
         self._mode = mode = ApiMode(session)

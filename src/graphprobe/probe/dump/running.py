@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import GraphprobeError
+from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import WeakStorages, storage_ids
 from graphprobe.probe import environment
 from graphprobe.probe.dump.tensors import device_index, is_capturing
 from graphprobe.probe.dump.traits import NONE, OpTraits
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts
-from graphprobe.store.dump_records import DumpManifest, Engine, OpInfo, Place, dump_manifest_from_run
+from graphprobe.store.dump_records import DumpManifest, Engine, OpInfo, Place
 from graphprobe.store.dump_writer import QUEUE_BYTES, DumpWriter
 
 logger = logging.getLogger("graphprobe")
@@ -157,11 +159,16 @@ def why_no_call(plan: DumpPlan, models: Iterable[DumpModel]) -> str:
         return "no model was compiled with this backend"
     if not called:
         return "no model that was compiled has run"
-    steps = max(model.counter.steps for model in called)
-    if plan.steps is not None and plan.steps.ranges[0][0] >= steps:
-        of = "" if len(called) == len(models) else f" of {', '.join(dict.fromkeys(m.name for m in called))}"
-        return f"dump_step selects none of the steps 0 to {steps - 1}{of}, which were all"
-    return "the graphs that hold what is selected were not called in a step that is dumped"
+    of = "" if len(called) == len(models) else f" of {', '.join(dict.fromkeys(m.name for m in called))}"
+    why = why_no_step(plan, max(model.counter.steps for model in called), of=of)
+    return why or "the graphs that hold what is selected were not called in a step that is dumped"
+
+
+def why_no_step(plan: DumpPlan, steps: int, *, of: str = "") -> str:
+    """Why none of so many steps was dumped, where the plan selects later ones alone; else empty."""
+    if plan.steps is None or plan.steps.ranges[0][0] < steps:
+        return ""
+    return f"dump_step selects none of the steps 0 to {steps - 1}{of}, which were all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +211,12 @@ class OpExecution:
     inputs: Values
     outputs: Values | None = None
     state: dict[OpObserver, Any] = field(default_factory=dict)
+
+    def written(self) -> dict[str, torch.Tensor]:
+        """Before the op has run: copies of the inputs that it may write into, by slot."""
+        with quiet():
+            slots = [(slot, value) for slot, value in self.inputs if self.op.traits.may_write(slot)]
+            return {slot: value.clone() for slot, value in slots if isinstance(value, torch.Tensor)}
 
 
 class OpObserver:
@@ -537,7 +550,7 @@ class DumpSession:
     def _manifest(self) -> DumpManifest:
         run = environment.manifest_of_rank(os.environ)
         plan = msgspec.to_builtins(self.plan)
-        manifest = dump_manifest_from_run(run, engine=self.plan.engine or self._engine or "kernel", plan=plan)
+        manifest = DumpManifest.of(run, engine=self.plan.engine or self._engine or "kernel", plan=plan)
         manifest.statistics = list(self.plan.stats)
         return manifest
 
