@@ -18,6 +18,9 @@ import numpy as np
 
 from graphprobe.numerics.noise import Float64Array
 
+Values = Mapping[str, Float64Array]
+"""Of a step, by their names."""
+
 PAST = 32
 """Steps that the envelope is made of."""
 
@@ -73,12 +76,7 @@ class Envelope:
     _moved: dict[tuple[str, str], deque[list[float]]] = field(default_factory=lambda: defaultdict(_past))
     _own: dict[tuple[str, str], deque[float]] = field(default_factory=lambda: defaultdict(_past))
 
-    def outside(
-        self,
-        mine: Mapping[str, Float64Array],
-        plain: Mapping[str, Float64Array],
-        moved: Sequence[Mapping[str, Float64Array]],
-    ) -> list[Figure]:
+    def outside(self, mine: Values, plain: Values, moved: Sequence[Values]) -> list[Figure]:
         """The figures that are outside, the farthest first.
 
         Args:
@@ -86,8 +84,8 @@ class Envelope:
             plain: of the uncompiled step from the same state.
             moved: of uncompiled steps that round anew.
         """
-        total, found = _size(plain), list[Figure]()
-        for key, sizes in self._sizes(mine, plain, moved, total):
+        found = list[Figure]()
+        for key, sizes in self._sizes(mine, plain, moved):
             own, limit = self._own[key], 0.0
             legitimate = max((size for step in (*self._moved[key], sizes[1:]) for size in step), default=0.0)
             if len(own) >= WARM:
@@ -102,15 +100,10 @@ class Envelope:
             farthest.setdefault(one.name, one)
         return [*farthest.values()]
 
-    def take(
-        self,
-        mine: Mapping[str, Float64Array],
-        plain: Mapping[str, Float64Array],
-        moved: Sequence[Mapping[str, Float64Array]],
-    ) -> None:
+    def take(self, mine: Values, plain: Values, moved: Sequence[Values]) -> None:
         """Take in a step; figures that are outside are no part of what is legitimate."""
         outside = {figure.name for figure in self.outside(mine, plain, moved)}
-        for key, sizes in self._sizes(mine, plain, moved, _size(plain)):
+        for key, sizes in self._sizes(mine, plain, moved):
             if moved:
                 self._moved[key].append(sizes[1:])
             if key[0] not in outside:
@@ -121,14 +114,11 @@ class Envelope:
         self._own.clear()
 
     def _sizes(
-        self,
-        mine: Mapping[str, Float64Array],
-        plain: Mapping[str, Float64Array],
-        moved: Sequence[Mapping[str, Float64Array]],
-        total: float,
+        self, mine: Values, plain: Values, moved: Sequence[Values]
     ) -> Iterator[tuple[tuple[str, str], list[float]]]:
         """Each figure of the compiled step, followed by those of the moved ones: the distance, and the part of it that
         is along the values, which is far less of what roundings do and all of what a wrong factor does."""
+        total = _size(plain)
         for name, values in plain.items():
             others = [one.get(name) for one in (mine, *moved)]
             size = math.sqrt(float(np.vdot(values, values)))
@@ -144,7 +134,7 @@ def _past() -> deque[Any]:
     return deque(maxlen=PAST)
 
 
-def _size(values: Mapping[str, Float64Array]) -> float:
+def _size(values: Values) -> float:
     """Root mean square of all values together."""
     count = sum(one.size for one in values.values())
     squares = (float(np.vdot(one, one)) for one in values.values())
