@@ -127,14 +127,8 @@ class OverflowObserver(FindingObserver):
             execution.state[self] = inputs, self._rows("input", inputs, execution.inputs, call)
             return
         if op.traits.mutates:
-            with quiet():
-                execution.state[self] = (
-                    [
-                        (slot, v.clone() if is_tensor(v) and op.traits.may_write(slot) else v)
-                        for slot, v in execution.inputs
-                    ],
-                    [],
-                )
+            kept = execution.written()
+            execution.state[self] = [(slot, kept.get(slot, value)) for slot, value in execution.inputs], []
 
     def after(self, execution: OpExecution) -> None:
         inputs, rows = execution.state.pop(self, (execution.inputs, []))

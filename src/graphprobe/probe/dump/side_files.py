@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from graphprobe.dump_plan import DumpPlan
-from graphprobe.internals.quiet import quiet
 from graphprobe.probe.dump.running import DumpGraph, DumpModel, GraphCall, GraphOp, OpExecution, OpObserver, why_no_call
 from graphprobe.probe.dump.tensors import dump_value, is_tensor, scalar_of
 from graphprobe.store import dump_records
@@ -167,10 +166,8 @@ class ExceptionObserver(FindingObserver):
 
     def before(self, execution: OpExecution) -> None:
         """Copies of what the op may write into: it may have begun to when it fails."""
-        written = [(slot, value) for slot, value in execution.inputs if execution.op.traits.may_write(slot)]
-        if written:
-            with quiet():
-                execution.state[self] = {slot: value.clone() for slot, value in written if is_tensor(value)}
+        if execution.op.traits.mutates:
+            execution.state[self] = execution.written()
 
     def after(self, execution: OpExecution) -> None:
         execution.state.pop(self, None)

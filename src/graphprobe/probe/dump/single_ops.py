@@ -27,6 +27,7 @@ from graphprobe.probe.dump.running import (
     OpObserver,
     StepCounter,
     under_way,
+    why_no_step,
 )
 from graphprobe.probe.dump.tensors import is_tensor, slots_from_inputs, slots_from_outputs
 from graphprobe.probe.dump.traits import OpTraits, type_of
@@ -103,7 +104,10 @@ class SingleOps(OpObserver):
 
     def __init__(self, session: DumpSession) -> None:
         self._session = session
-        self._model = _EagerModel(session)
+        self._steps = _FollowedSteps(session)
+        self._model = DumpModel(session, [MODEL], 0, self._steps)
+        self._forwards: dict[int, Forward] = {}
+        """By step: all ops of a step share its folder."""
         self._sites: dict[Site, DumpGraph] = {}
         self._names: dict[str, int] = {}
         self._origins = Origins()
@@ -117,7 +121,7 @@ class SingleOps(OpObserver):
             return
         refusal = self._tap.install()
         if not refusal:
-            self._hook = register_optimizer_step_post_hook(uncompiled(self._model.counter.stepped))
+            self._hook = register_optimizer_step_post_hook(uncompiled(self._steps.stepped))
         text = f"dump_op_switch: ops outside compiled graphs are not watched: {refusal}" if refusal else PERTURBS
         self._session.note(text)
 
@@ -128,11 +132,8 @@ class SingleOps(OpObserver):
             self._hook.remove()
         if self._sites or not watched:
             return []
-        steps, chosen = self._model.counter.steps, self._session.plan.steps
-        if chosen is not None and chosen.ranges[0][0] >= steps:
-            why = f"dump_step selects none of the steps 0 to {steps - 1}, which were all"
-        else:
-            why = "the program ran none, on the thread that is watched, in a step that is dumped"
+        why = why_no_step(self._session.plan, self._steps.steps)
+        why = why or "the program ran none, on the thread that is watched, in a step that is dumped"
         return [f"dump_op_switch: no op outside compiled graphs was dumped: {why}"]
 
     def _around(self, op: EagerOp) -> Any:
@@ -156,7 +157,8 @@ class SingleOps(OpObserver):
     def _begin(self, op: EagerOp) -> tuple[GraphCall | None, OpExecution | None]:
         """The call of an op that is dumped, and what its observers have seen before it."""
         try:
-            if not self._session.plan.due(self._model.counter.current) or op.name.startswith(MARKS):
+            step = self._steps.current
+            if not self._session.plan.due(step) or op.name.startswith(MARKS):
                 return None, None
             origin = self._origins.here()
             if origin is None:
@@ -164,7 +166,8 @@ class SingleOps(OpObserver):
             inputs = list(slots_from_inputs(op.args, op.kwargs))
             graph = self._graph(op, origin)
             tensors = [value for _, value in inputs if is_tensor(value)]
-            _, call = self._session.begin(graph, tensors, Forward(self._model.counter.current))
+            forward = self._forwards.setdefault(step, Forward(step))
+            _, call = self._session.begin(graph, tensors, forward)
             return call, None if call is None else call.before(0, inputs)
         except Exception as error:  # inside the program's own call
             self._session.failed(f"looking at {op.name}", error)
@@ -215,21 +218,6 @@ class _FollowedSteps(StepCounter):
     @property
     def steps(self) -> int:
         return self.current + 1
-
-
-class _EagerModel(DumpModel):
-    counter: _FollowedSteps
-
-    def __init__(self, session: DumpSession) -> None:
-        super().__init__(session, [MODEL], 0, _FollowedSteps(session))
-        self._folders: dict[int, int] = {}
-
-    def data_index(self, forward: Forward, *, by_step: bool) -> int:
-        """All ops of a step share its folder."""
-        if by_step:
-            return forward.step
-        with self._lock:
-            return self._folders.setdefault(forward.step, len(self._folders))
 
 
 def _outputs(op: EagerOp, result: Any) -> list[tuple[str, Any]]:
