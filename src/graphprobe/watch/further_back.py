@@ -30,7 +30,7 @@ from graphprobe.engine.forked_child import end_with_parent
 from graphprobe.internals import after_fork
 from graphprobe.probe.api.overflow import OverflowWatch
 from graphprobe.store.watch_file import FirstOperation, StepObservation
-from graphprobe.watch.step_calls import FirstOperations, ModulesUnderWay
+from graphprobe.watch.step_calls import FirstOperations, ModuleNames
 
 NO_FORK = "CUDA or another device is in use, or threads of autograd run"
 NO_LANDLOCK = "this kernel cannot keep a copy of the program from writing files (Landlock)"
@@ -72,10 +72,8 @@ class Rerun:
         """A step is over: the last one runs uncompiled, and each of its operations is looked at."""
         if step == self.until - 1:
             torch.compiler.set_stance("force_eager")
-            modules = ModulesUnderWay()
-            self._look.enter_context(modules)
             found = FirstOperations(self.woken.operations, None)
-            self._look.enter_context(OverflowWatch(found, within=modules.innermost))
+            self._look.enter_context(OverflowWatch(found, within=ModuleNames().innermost))
 
     def saw(self, seen: StepObservation) -> None:
         """Take note of a step; of the last one, tell all of it and end this process."""

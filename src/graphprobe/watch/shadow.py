@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.script import ScriptOptions
 from graphprobe.diagnose.script_calls import copied_call
-from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.internals import after_fork
 from graphprobe.internals.operators.operators import OpMode, Overload
@@ -29,8 +28,8 @@ from graphprobe.judge.judging import Difference, compare
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference, roundoff_of
 from graphprobe.numerics.verdict import NARROW
-from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
-from graphprobe.watch.step_calls import StepCall
+from graphprobe.settings.limits import TimeBudget
+from graphprobe.watch.step_calls import Form, StepCall, in_child
 
 MOST_JUDGED = 8
 """How often the calls of one function are judged: each time with a float64 run, which takes longer than many steps."""
@@ -90,8 +89,10 @@ class Shadow:
             self.note = function.not_kept or CHANGES.format(name=function.name, number=call.number)
             return None
         seen = self._in_child(partial(self._both, args, kwargs, result), Apart, budget)
-        if seen is None or seen.why:
-            self.note = self.note or seen.why.format(name=function.name)
+        if seen is None:
+            return None
+        if seen.why:
+            self.note = seen.why.format(name=function.name)
             return None
         apart = {where: z for where, z in seen.apart.items() if z > function.tolerated.get(where, 0.0)}
         if not apart:
@@ -119,14 +120,13 @@ class Shadow:
         name = names[int(number)].replace("_orig_mod.", "")
         return f"the gradient of {name}" if part == "gradients" else f"{name} after the call"
 
-    def _in_child(self, step: Any, kind: type[Any], budget: TimeBudget) -> Any:
-        outcome = isolated(step, timeout_s=min(STEP_LIMIT_S, budget.left_s), wait=budget.check)
-        if outcome.died or outcome.raised is not None:
-            why = outcome.raised.line if outcome.raised is not None else outcome.end
-            self.note = FAILED.format(name=self._call.function.name, number=self._call.number, why=why)
-            self._call.function.judged += 1
-            return None
-        return msgspec.convert(outcome.value, kind)
+    def _in_child(self, step: Callable[[], Form], form: type[Form], budget: TimeBudget) -> Form | None:
+        found = in_child(step, form, budget)
+        if not isinstance(found, str):
+            return found
+        self.note = FAILED.format(name=self._call.function.name, number=self._call.number, why=found)
+        self._call.function.judged += 1
+        return None
 
     def _versions_now(self) -> dict[int, int]:
         parameters = [t for _, t in self._call.function.state() if isinstance(t, torch.nn.Parameter)]

@@ -6,23 +6,28 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 
 from graphprobe.diagnose.program import Program, tensors_of
 from graphprobe.diagnose.script_calls import CallBefore, copied_call, gradients_of, is_finite
+from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.values import one_file_bytes
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.dynamo.compile_calls import Compiled
+from graphprobe.internals.operators.api_calls import running_modules
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import tree_leaves
 from graphprobe.judge.observation import reachable_modules
 from graphprobe.probe.api.overflow import Overflow, OverflowWatch
+from graphprobe.settings.limits import STEP_LIMIT_S, TimeBudget
 from graphprobe.store.files import replace_file
 from graphprobe.store.watch_file import FirstOperation
 from graphprobe.watch.observation import all_modules
+
+Form = TypeVar("Form")
 
 MOST_OPERATIONS = 8
 """Operations that are kept of a call that is made again; those behind the first one mostly pass it on."""
@@ -201,10 +206,10 @@ class StepCall:
         Program(fn, [(args, kwargs)]).drop_gradients()
         if not compiled:
             torch.compiler.set_stance("force_eager")
-        modules = ModulesUnderWay(reachable_modules(fn, ()))
+        modules = ModuleNames(reachable_modules(fn, ()))
         watched = FirstOperations(found.operations, keep)
         look = contextlib.nullcontext() if compiled else OverflowWatch(watched, within=modules.innermost)
-        with self.as_then(), contextlib.nullcontext() if compiled else modules, look:
+        with self.as_then(), look:
             try:
                 self._run(self.function.called if compiled else fn, args, kwargs, found)
             except Exception as error:
@@ -224,6 +229,19 @@ class StepCall:
             return
         torch.autograd.backward([output for output, _ in pairs], [given.detach() for _, given in pairs])
         found.finite = is_finite(gradients_of(self.function.compiled.fn, args, kwargs))
+
+
+def in_child(step: Callable[[], Form], form: type[Form], budget: TimeBudget) -> Form | str:
+    """What a step returns in a child process; where it comes to no end there, why, in words.
+
+    Raises:
+        NoTimeLeft: the budget is spent.
+    """
+    budget.check()
+    outcome = isolated(step, timeout_s=min(STEP_LIMIT_S, budget.left_s), wait=budget.check)
+    if outcome.died or outcome.raised is not None:
+        return outcome.end if outcome.raised is None else outcome.raised.line
+    return "nothing came" if outcome.value is None else msgspec.convert(outcome.value, form)
 
 
 def _put(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -261,43 +279,23 @@ class FirstOperations:
         )
 
 
-class ModulesUnderWay:
-    """Which modules run, by torch's global hooks; for a child process, where nothing is compiled meanwhile."""
+class ModuleNames:
+    """Names the module that runs on the calling thread, as its stack tells."""
 
     def __init__(self, roots: Sequence[torch.nn.Module] | None = None) -> None:
         """`roots`: the modules whose parts are named by their paths; None: all that there are, the outermost."""
         self._names: dict[int, str] = {}
-        self._stack: list[str] = []
         self.last = ""
         for root in all_modules() if roots is None else roots:
             for name, module in root.named_modules():
-                self._names.setdefault(
-                    id(module), f"{name} ({type(module).__name__})".replace("_orig_mod.", "") if name else ""
-                )
-        self._handles: list[Any] = []
+                named = f"{name} ({type(module).__name__})".replace("_orig_mod.", "") if name else ""
+                self._names.setdefault(id(module), named)
 
     def innermost(self) -> str:
-        """The module that runs; empty of the outermost."""
-        self.last = self._stack[-1] if self._stack else ""
+        """The module that runs; empty of the outermost, and outside of all."""
+        module = next(running_modules(), None)
+        self.last = "" if module is None else self._names.get(id(module), type(module).__name__)
         return self.last
-
-    def __enter__(self) -> None:
-        hooks = torch.nn.modules.module
-        self._handles = [
-            hooks.register_module_forward_pre_hook(self._before),
-            hooks.register_module_forward_hook(self._after, always_call=True),
-        ]
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _before(self, module: torch.nn.Module, _: object) -> None:
-        self._stack.append(self._names.get(id(module), type(module).__name__))
-
-    def _after(self, *_: object) -> None:
-        if self._stack:
-            self._stack.pop()
 
 
 def place_of(error: BaseException) -> str:

@@ -471,12 +471,10 @@ def watch(
     Raises:
         UsageError: an argument is not of the kind named above; where the block begins: the folder cannot be written to.
     """
-    if type(every) is not int or every < 1:
-        raise UsageError(f"watch(every={every!r:.80}): it takes a number of steps, 1 or more")
-    if type(keep) is not int or keep < 0:
-        raise UsageError(f"watch(keep={keep!r:.80}): it takes a number of copies, 0 or more")
-    if type(shadow) is not int or shadow < 0:
-        raise UsageError(f"watch(shadow={shadow!r:.80}): it takes a number of calls, 0 or more")
+    numbers = ("every", every, "steps", 1), ("keep", keep, "copies", 0), ("shadow", shadow, "calls", 0)
+    for name, value, of, least in numbers:
+        if type(value) is not int or value < least:
+            raise UsageError(f"watch({name}={value!r:.80}): it takes a number of {of}, {least} or more")
     settings = resolve(arguments={} if out_dir is None else {"out_dir": str(out_dir)}, environ=os.environ)
     return Watching(triggers_from(on), every, keep, budget_s, settings, quiet=quiet, shadow=shadow)
 

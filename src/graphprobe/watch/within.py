@@ -15,7 +15,6 @@ import torch
 from graphprobe.diagnose.program import tensors_of
 from graphprobe.diagnose.script import OTHER_CALL, ScriptOptions, overrides_of
 from graphprobe.diagnose.searches.in_place import ONCE, differences_in_place
-from graphprobe.engine.forked_child import Outcome, isolated
 from graphprobe.engine.values import one_file_bytes, why_not
 from graphprobe.errors import UsageError, raised_from
 from graphprobe.findings import Diagnosis
@@ -27,7 +26,7 @@ from graphprobe.store.files import replace_file
 from graphprobe.store.watch_file import FirstOperation, StepObservation, WatchAnswer
 from graphprobe.watch.further_back import Sleepers
 from graphprobe.watch.observation import is_all_finite
-from graphprobe.watch.step_calls import Again, StepCall, place_of
+from graphprobe.watch.step_calls import Again, StepCall, in_child, place_of
 
 MOST_NAMED = 5
 """Parameters and arguments that are named of those that are wrong."""
@@ -62,10 +61,8 @@ class StepInquiry:
     budget: TimeBudget
     _forks: bool = field(default_factory=after_fork.can_fork)
 
-    def of_values(self) -> WatchAnswer:
+    def of_values(self) -> None:
         """Find what made a loss, a gradient or a result that is not finite."""
-        if not self.calls:
-            self.answer.notes.append(NO_CALL)
         for call in self.calls:
             self.answer.state += [name for name in wrong_state(call) if name not in self.answer.state]
         if not self._forks:
@@ -76,21 +73,18 @@ class StepInquiry:
             behind = behind or (again is not None and again.behind)
             if again is not None and not again.finite and again.raised is None:
                 self._uncompiled_too(call, again)
-                return self.answer
+                return
             as_compiled = self._again(call, compiled=True)
             if as_compiled is not None and not as_compiled.finite:
                 self._only_compiled(call)
-                return self.answer
+                return
         if not self._forks and any(self._only_compiled(call) for call in self.calls):
-            return self.answer
+            return
         if self.calls and self._forks and not self.answer.state:
             self.answer.notes.append(BEHIND if behind else NOT_AGAIN)
-        return self.answer
 
-    def of_spike(self) -> WatchAnswer:
+    def of_spike(self) -> None:
         """Find out whether a call of the step returns other values compiled than uncompiled."""
-        if not self.calls:
-            self.answer.notes.append(NO_CALL)
         for call in self.calls:
             compiled = call.function.compiled
             found = None
@@ -102,12 +96,11 @@ class StepInquiry:
             if found == []:
                 continue
             if self._only_compiled(call, certain=bool(found)):
-                return self.answer
+                return
         if self.calls and self.answer.uncompiled == "unknown":
             self.answer.uncompiled = "yes"
-        return self.answer
 
-    def of_shadow(self) -> WatchAnswer:
+    def of_shadow(self) -> None:
         """Diagnose the call that is wrong; where compiled afresh it is right, the answer has the function's line."""
         (call,) = self.calls
         self._only_compiled(call, certain=ONCE not in self.answer.what)
@@ -120,23 +113,19 @@ class StepInquiry:
             with contextlib.suppress(OSError, UsageError):  # a full disk, a tensor without plain memory
                 replace_file(file, one_file_bytes({f"tensor {i}": tensor.detach() for i, tensor in given}))
                 self.answer.inputs = str(file)
-        return self.answer
 
-    def of_drift(self) -> WatchAnswer:
+    def of_drift(self) -> None:
         """Diagnose the step's calls, until one is wrong compiled."""
-        if not self.calls:
-            self.answer.notes.append(NO_CALL)
         any(self._only_compiled(call, certain=False) for call in self.calls)
-        return self.answer
 
-    def of_exception(self, error: BaseException, call: StepCall | None) -> WatchAnswer:
+    def of_exception(self, error: BaseException, call: StepCall | None) -> None:
         """Find where an exception comes from, and whether the call that raised it does so uncompiled."""
         source = place_of(error)
         self.answer.operation = FirstOperation(op=raised_from(error).line, source=source)
         if call is None and "_dynamo" not in raised_from(error).trace:
             self.answer.uncompiled = "yes"
         if call is None or not self._forks:
-            return self.answer
+            return
         again = self._again(call, compiled=False)
         if again is not None and again.raised is not None:
             self.answer.call, self.answer.uncompiled = call.name, "yes"
@@ -144,22 +133,15 @@ class StepInquiry:
             self.answer.operation = found
         elif again is not None:
             self._only_compiled(call)
-        return self.answer
 
     def _again(self, call: StepCall, *, compiled: bool) -> Again | None:
         """What came of a call made again in a child; None if that did not end well, which is noted."""
         keep = None if compiled else self.folder / "inputs.safetensors"
-        self.budget.check()
-        limit_s = min(STEP_LIMIT_S, self.budget.left_s)
-        outcome: Outcome = isolated(
-            partial(call.again, compiled=compiled, keep=keep), timeout_s=limit_s, wait=self.budget.check
-        )
+        again = in_child(partial(call.again, compiled=compiled, keep=keep), Again, self.budget)
         way = "as compiled" if compiled else "uncompiled"
-        if outcome.died or outcome.value is None:
-            why = outcome.end if outcome.died else outcome.raised.line if outcome.raised is not None else "nothing came"
-            self.answer.notes.append(f"{call.name} could not be made again {way}: {why}")
+        if isinstance(again, str):
+            self.answer.notes.append(f"{call.name} could not be made again {way}: {again}")
             return None
-        again = msgspec.convert(outcome.value, Again)
         if again.raised is not None and self.answer.kind != "exception":
             self.answer.notes.append(f"made again {way}, {call.name} raised {again.raised}")
         return again
@@ -233,6 +215,8 @@ def looked_into(
     try:
         with contextlib.suppress(OSError):  # a full disk
             folder.mkdir(parents=True, exist_ok=True)
+        if not calls and answer.kind in ("nan", "spike", "drift"):
+            answer.notes.append(NO_CALL)
         if answer.kind == "nan":
             inquiry.of_values()
         elif answer.kind == "spike":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -62,10 +62,10 @@ def keywords_of_call(module: torch.nn.Module) -> dict[str, Any]:
     return {}
 
 
-def running_modules() -> set[int]:
-    """The modules whose calls are on this thread's stack, by `id`."""
+def running_modules() -> Iterator[Any]:
+    """The modules whose calls are on this thread's stack, the innermost first."""
     frames = frames_from(sys._getframe(1))
-    return {id(frame.f_locals.get("self")) for frame in frames if frame.f_code.co_name == "_call_impl"}
+    return (frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "_call_impl")
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:

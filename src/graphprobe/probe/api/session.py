@@ -172,7 +172,7 @@ class ApiSession(Collector):
         """`state.modules`, without modules whose end no hook has told: another thread had taken the hooks out."""
         state = self.state
         if state.modules and (self.hidden or state.hides != self.hides):
-            running = running_modules()
+            running = set(map(id, running_modules()))
             state.modules[:] = [entry for entry in state.modules if id(entry[0]) in running]
         state.hides = self.hides
         return state.modules
