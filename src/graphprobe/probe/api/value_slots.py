@@ -20,10 +20,8 @@ import torch
 from graphprobe.engine.tensor_stats import (
     Forms,
     TensorForm,
-    finish,
     meta_of,
     readable,
-    stats_async,
     stats_in_memory,
     stats_of,
     text_of,
@@ -40,7 +38,7 @@ from graphprobe.internals.tensors import (
     physical,
     without_transforms,
 )
-from graphprobe.probe.dump.tensors import PLAIN_SCALARS, _memory, _to_host, is_capturing, leaves, scalar_of
+from graphprobe.probe.dump.tensors import PLAIN_SCALARS, _memory, _to_host, is_capturing, leaves, live_stats, scalar_of
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store.api_writer import ApiWriter, Handed, RawSlot, RawValue, Slot, value_name
 from graphprobe.store.calls import Holder, SlotRole, WrittenSlot
@@ -304,13 +302,12 @@ class Values:
         return handed, every is not None
 
     def _look_at_device(self, tensor: torch.Tensor) -> tuple[Callable[[], TensorStats], Handed | None, bool, str]:
-        row = stats_async(tensor)
+        waits: Any = live_stats(tensor)
+        stats = functools.cache(waits)
+        if not self._keep or not tensor.numel():
+            return stats, None, False, ""
+        every = self._every(tensor.numel())
         with quiet():
-            wait_for_row = _to_host(row)
-            stats = functools.cache(lambda: finish(wait_for_row()))
-            if not self._keep or not tensor.numel():
-                return stats, None, False, ""
-            every = self._every(tensor.numel())
             flat = sampled_values(tensor, every)
             wait = _to_host(flat)
         count, size_bytes = flat.numel(), flat.numel() * flat.element_size()
