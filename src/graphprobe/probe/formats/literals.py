@@ -95,9 +95,10 @@ class Literals:
             return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
         if isinstance(value, complex):
             return f"complex({self.text(value.real, nodes)}, {self.text(value.imag, nodes)})"
-        if isinstance(value, slice):
-            return f"slice({', '.join(self.text(v, nodes) for v in (value.start, value.stop, value.step))})"
-        if isinstance(value, (list, tuple, dict, set, frozenset, range)):
+        if isinstance(value, (slice, range)):
+            ends = ", ".join(self.text(v, nodes) for v in (value.start, value.stop, value.step))
+            return f"{type(value).__name__}({ends})"
+        if isinstance(value, (list, tuple, dict, set, frozenset)):
             return self._container(value, nodes)
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
@@ -132,8 +133,6 @@ class Literals:
     def _container(self, value: Any, nodes: Mapping[fx.Node, str]) -> str:
         if isinstance(value, dict):
             return "{" + ", ".join(f"{self.text(k, nodes)}: {self.text(v, nodes)}" for k, v in value.items()) + "}"
-        if isinstance(value, range):
-            return f"range({', '.join(self.text(v, nodes) for v in (value.start, value.stop, value.step))})"
         if isinstance(value, (set, frozenset)):
             items = ", ".join(self.text(v, nodes) for v in value)
             return f"{type(value).__name__}([{items}])"
