@@ -19,7 +19,7 @@ from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaErr
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import api_reader, api_writer, files
 from graphprobe.store import manifest as live_manifest
-from graphprobe.store.api_reader import finds_one, open_api_dump
+from graphprobe.store.api_reader import open_api_dump
 from graphprobe.store.api_writer import (
     ApiWriter,
     Handed,
@@ -30,6 +30,7 @@ from graphprobe.store.api_writer import (
 )
 from graphprobe.store.calls import ApiManifest, Scalar
 from graphprobe.store.dump_format import Shard
+from graphprobe.store.reader import finds_one
 from store.dump_helpers import killed, run_manifest
 
 

@@ -9,10 +9,10 @@ from compare.made import MemoryDump, call, tensor
 from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import TensorMeta, TensorStats
 from graphprobe.store import layout
-from graphprobe.store.api_reader import finds_one
 from graphprobe.store.calls import CallSlot, Scalar, WithStatistics, WrittenSlot
 from graphprobe.store.dump_reader import GraphCalls, open_dump
 from graphprobe.store.dump_records import INDEX, DumpValue, Place
+from graphprobe.store.reader import finds_one
 from store.dump_helpers import OP, new_manifest, new_run, new_writer, value
 
 META = TensorMeta("float32", (1,))

@@ -89,9 +89,8 @@ def tell_of_calls(dumper: ApiDumper, base: Path) -> str | None:
     folder = None
     try:
         manifest = manifest_of_dump(dumper.folder, ApiManifest)
-        count = 0 if manifest is None else manifest.calls
         folder = os.path.relpath(dumper.folder.parent, base)
-        lines = [f"graphprobe: {count} calls dumped to {folder}"]
+        lines = [f"graphprobe: {0 if manifest is None else manifest.calls} calls dumped to {folder}"]
         lines += [f"graphprobe: missing: {text}" for text in (manifest.missing if manifest is not None else ())]
     except Exception as error:  # the program has ended; its exit code must not change now
         lines = [f"graphprobe: the dump cannot be read: {error}"]

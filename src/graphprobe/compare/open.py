@@ -14,7 +14,7 @@ from typing import Any
 
 from graphprobe.compare.ranks import MergedDump
 from graphprobe.errors import GraphprobeError, RunNotFoundError, UsageError
-from graphprobe.store.api_reader import finds_one, open_api_dump
+from graphprobe.store.api_reader import open_api_dump
 from graphprobe.store.calls import CallDump
 from graphprobe.store.dump_reader import is_op_file
 from graphprobe.store.dump_reader import open_dump as open_graphs
@@ -22,7 +22,7 @@ from graphprobe.store.dump_records import STATS
 from graphprobe.store.files import open_file, read_file
 from graphprobe.store.foreign.msprobe import MsprobeDump
 from graphprobe.store.foreign.ptdbg import PtdbgDump
-from graphprobe.store.reader import Run
+from graphprobe.store.reader import Run, finds_one
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+(::|://)")
 

@@ -14,13 +14,10 @@ from graphprobe.analysis.timing import FORMAT as PROFILE_FORMAT
 from graphprobe.compare.open import open_dump
 from graphprobe.compare.result_file import ROWS, SUMMARY
 from graphprobe.errors import RunNotFoundError, UsageError
-from graphprobe.store import layout
-from graphprobe.store.api_reader import finds_one
+from graphprobe.store import dump_reader, layout
 from graphprobe.store.diagnosis_file import FINDING, dossiers_in, is_diagnosis, result_in
-from graphprobe.store.dump_reader import is_op_file
-from graphprobe.store.dump_reader import open_dump as open_graphs
 from graphprobe.store.files import open_file, read_file
-from graphprobe.store.reader import Run
+from graphprobe.store.reader import Run, finds_one
 from graphprobe.store.schema import UNREADABLE
 from graphprobe.store.watch_file import is_drift
 
@@ -147,7 +144,7 @@ def _kind_of_file(path: Path) -> Kind:
 
 
 def _dump_at(path: Path) -> Kind | None:
-    if is_op_file(path) if path.is_file() else finds_one(open_graphs, path):
+    if dump_reader.is_op_file(path) if path.is_file() else finds_one(dump_reader.open_dump, path):
         return "graph-dump"
     try:
         return "graph-dump" if open_dump(path).format == "graphprobe-graph" else "dump"

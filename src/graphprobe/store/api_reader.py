@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
+from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
 from graphprobe.records import Manifest, TensorStats
 from graphprobe.store import layout
 from graphprobe.store.calls import (
@@ -194,17 +194,6 @@ def open_api_dump(path: str | Path) -> CallDump:
         f"no API dump at {folder}: no {RANK_PREFIX}<R>/{layout.MANIFEST} of one there",
         hint="name the folder that was given to graphprobe.dump, or one of a rank in it",
     )
-
-
-def finds_one(open_it: Callable[[str | Path], object], path: str | Path) -> bool:
-    """Whether this way to open a dump finds one at `path`, of whatever schema."""
-    try:
-        open_it(path)
-    except SchemaError:
-        return True
-    except GraphprobeError:
-        return False
-    return True
 
 
 def _slot(slot: WrittenSlot) -> CallSlot:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from graphprobe.errors import ArtifactNotFoundError, RunNotFoundError, SchemaError
+from graphprobe.errors import ArtifactNotFoundError, GraphprobeError, RunNotFoundError, SchemaError
 from graphprobe.faces import ShowsItself
 from graphprobe.records import (
     CompileFacts,
@@ -61,6 +61,17 @@ def manifest_of_dump(folder: Path, form: type[DumpManifestT]) -> DumpManifestT |
         return msgspec.convert(document, form)
     except UNREADABLE as error:
         raise SchemaError(f"{path} is no manifest of {form.called}: {error}") from error
+
+
+def finds_one(open_it: Callable[[str | Path], object], path: str | Path) -> bool:
+    """Whether this way to open a dump finds one at `path`, of whatever schema."""
+    try:
+        open_it(path)
+    except SchemaError:
+        return True
+    except GraphprobeError:
+        return False
+    return True
 
 
 def told_of_dumps(dumps: Iterable[tuple[Path, DumpedManifest | None]]) -> dict[str, None]:
