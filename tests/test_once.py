@@ -74,11 +74,7 @@ ONCE = {
         frozenset({"diagnose.exceptions.Culprit.told_in", "diagnose.searches.relations.related"}),
     ),
     "judge numbers against their noise": Verb(verdict.judge, (r"\bVerdict\(",)),
-    "read a file that torch.save wrote": Verb(
-        checked.read_tensor,
-        (r"\btorch\.load\(|\bZipFile\(",),
-        frozenset({"diagnose.dossier.check.child"}),
-    ),
+    "read a file that torch.save wrote": Verb(checked.read_tensor, (r"\btorch\.load\(|\bZipFile\(",)),
     "fork a process": Verb(after_fork.fork, (r"\bos\.fork\(",)),
     "say how a child process ended": Verb(forked_child.outcome_of, (r"\bOutcome\(",)),
     "find a generated module": Verb(inductor_taps.generated_module, (r"\bPyCodeCache\b",)),

@@ -13,8 +13,17 @@ from reduction.reduction_cases import captured
 
 from conftest import Finished, module_at
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier import proof_run
-from graphprobe.diagnose.dossier.check import Check, Look, difference, differences, size_of
+from graphprobe.diagnose.dossier import seen
+from graphprobe.diagnose.dossier.seen import (
+    COMPILED,
+    Look,
+    apart,
+    difference,
+    differences,
+    reported,
+    size_of,
+    within,
+)
 from graphprobe.diagnose.dossier.writer import TEST, run_repro, write_dossier
 from graphprobe.engine.values import capture
 from graphprobe.errors import UsageError
@@ -158,7 +167,7 @@ def test_what_a_repro_shows(name: str, run: Run, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm_proofs")
 def test_what_lacks_a_file_or_takes_too_long_is_undecided(run: Run, tmp_path: Path) -> None:
     folder = write(tmp_path / "file", case_of(lambda x: x + 1, (torch.ones(3),), backend="eager"))
-    assert run(folder, "--timeout", "0.01")[0] == 125
+    assert run_repro(folder, timeout_s=0.01) == 125
     (folder / "call0.inputs.json").unlink()
     code, text = run(folder)
     assert code == 125 and "call0.inputs.json is missing" in text, text
@@ -209,12 +218,12 @@ def test_what_cannot_be_saved_is_said(run: Run, tmp_path: Path) -> None:
     problems = write_dossier(tmp_path / "it", bad, finding_of(bad))
     assert len(problems) == 2
     code, text = run(tmp_path / "it")
-    assert code == 125 and problems[0] in text
+    assert code == 125 and f"CANNOT DECIDE: {problems[0]}" in text
     assert problems[0] in (tmp_path / "it" / "REPORT.md").read_text()
 
 
 def test_comparison() -> None:
-    check = Check(None, (), {})
+    usual = within(lambda eps: eps**0.5)
     for want, have, allowed, expected in (
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.4]), "worst at (1,): uncompiled 2.0"),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, 0.6]), ""),
@@ -243,31 +252,55 @@ def test_comparison() -> None:
         (torch.arange(6).reshape(2, 3), torch.arange(6).reshape(3, 2).t(), "strides of tensor 0 of the result"),
         ((leaf, leaf.clone()), (leaf, leaf), "memory of tensor 1 of the result: uncompiled its own, compiled tensor 0"),
     ):
-        looks = [Look(()), Look(())]
+        looks = [Look("", ()), Look("", ())]
         for look, value in zip(looks, (want, have), strict=True):
             look.result(value)
-        found = list(differences(looks[0].found, looks[1].found, lambda path, value: check.limit(0, path, value)))
+        found = list(differences(looks[0].found, looks[1].found, usual))
         assert any(expected in line for line in found), found
     for gradient, expected in ((torch.zeros(2), []), (torch.ones(2), ["x.grad: uncompiled nothing, compiled torch."])):
-        looks = [Look(()), Look(())]
+        looks = [Look("", ()), Look("", ())]
         for look, grad in zip(looks, (None, gradient), strict=True):
             leaf.grad = grad
             look.at(leaf, "x")
-        found = list(differences(looks[0].found, looks[1].found, lambda path, value: check.limit(0, path, value)))
+        found = list(differences(looks[0].found, looks[1].found, usual))
         assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
-def test_judgement() -> None:
-    for kind, events, code, expected in (
-        ("hang", [{"uncompiled": True}, {"phase": "call 0"}], None, 1),
-        ("wrong_value", [{"uncompiled": True}, {"phase": "call 0"}], None, 125),
-        ("wrong_value", [{"uncompiled": True}, {"difference": "x"}], None, 1),
-        ("hang", [], None, 125),
-        ("segfault", [], -11, 125),
-        ("segfault", [{"uncompiled": True}], -11, 1),
-        ("wrong_value", [{"uncompiled": True}], 3, 1),
-        ("wrong_value", [{"uncompiled": True}, {"compiled": True}], -6, 1),
-        ("wrong_value", [{"uncompiled": True}, {"undecided": "why"}], 0, 125),
-        ("wrong_value", [{"uncompiled": True}, {"compiled": True}], 0, 0),
+def test_what_raises_is_compared_up_to_there() -> None:
+    raises, more = {"call 0: the exception": "ValueError: no"}, {"call 0: result": "2", "call 1: result": "3"}
+    for want, have, expected in (
+        (raises, {"call 0: the exception": "Other: it is said otherwise"}, []),
+        (raises, more, ["call 0: uncompiled it raises ValueError: no; compiled it does not raise"]),
+        (more, raises, ["call 0: uncompiled it does not raise; compiled it raises ValueError: no"]),
+        ({"x": "1", **raises}, {"x": "2", **raises}, ["x: uncompiled 1, compiled 2"]),
     ):
-        assert proof_run.judge(kind, 1, events, code, 1.0)[0] == expected
+        assert list(differences(want, have, within(abs))) == expected
+
+
+def test_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(seen, "ARGUMENTS", [])
+    file, kept = (
+        tmp_path / "repro.py",
+        "import pathlib, sys; pathlib.Path(sys.argv[2], 'seen').write_text('{\"x\": \"1\"}')",
+    )
+    for text, mode, code, told in (
+        ("import time; time.sleep(60)", (COMPILED,), 1, "did not end within 1 s; the uncompiled run went well"),
+        ("import time; time.sleep(60)", (), 125, "CANNOT DECIDE: the process did not end within 1 s"),
+        ("import os; os.abort()", (COMPILED,), 1, "was killed by SIGABRT; the uncompiled run went well\nFAULT: hang"),
+        ("import os; os.abort()", (), 125, "killed by SIGABRT before the uncompiled run was done"),
+        ("import sys; sys.exit(3)", (COMPILED,), 1, "ended with exit code 3"),
+        ("import os; os._exit(0)", (COMPILED,), 1, "ended with exit code 0; the uncompiled run went well"),
+        ("import sys; sys.exit(125)", (COMPILED,), 125, "ended with exit code 125 before the compiled run was done"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            apart(str(file), "hang", *mode, limit_s=1)
+        assert ended.value.code == code and told in capsys.readouterr().out
+    file.write_text(kept)
+    assert apart(str(file), "hang") == {"x": "1"}
+    for found, unsaved, code, told in (
+        (["a", "b"], "", 1, "a\nb\nFAULT: hang\n"),
+        ([], "a pass", 125, "CANNOT DECIDE: no difference, but this could not be saved: a pass"),
+        ([], "", 0, "GONE"),
+    ):
+        assert reported("hang", iter(found), unsaved) == code and told in capsys.readouterr().out

@@ -65,7 +65,7 @@ def counting(gm: Any, example_inputs: Any) -> Any:
     return refusing(gm, example_inputs, most=4 if len(SHARED) == 1 else 0)
 
 
-def watch(gm: Any, example_inputs: Any) -> Any:
+def keep(gm: Any, example_inputs: Any) -> Any:
     return refusing(gm, example_inputs)
 
 
@@ -217,7 +217,7 @@ def test_a_repro_holds_the_backend_and_all_that_it_uses(run_repro: Repro, tmp_pa
 
 @pytest.mark.heavy
 def test_a_name_that_the_repro_has_itself(run_repro: Repro) -> None:
-    assert run_repro(relu_case(own_backend=told(watch))).code == 1
+    assert run_repro(relu_case(own_backend=told(keep))).code == 1
 
 
 @pytest.mark.heavy

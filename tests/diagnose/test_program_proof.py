@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from graphprobe.diagnose.dossier.long import write_program_proof
-from graphprobe.diagnose.dossier.writer import run_repro
+from graphprobe.diagnose.dossier.long import long_program
+from graphprobe.diagnose.dossier.template import Repro
+from graphprobe.diagnose.dossier.writer import run_repro, write_files
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.findings import Finding
+from graphprobe.program_text.plain_values import Unwritable
 
 UNCOMPILED = "not torch.compiler.is_compiling()"
 HEAD = "import torch\nfrom torch import nn\nimport numpy as np\nimport functools, collections, dataclasses, enum\n"
@@ -251,14 +253,13 @@ def loaded(file: Path, name: str) -> Any:
 
 
 def write(folder: Path, fn: Any, calls: Any, **how: Any) -> Path:
-    out = folder / "proof"
-    assert problems_of(out, fn, calls, **how) == []
-    return out
+    write_files(folder / "proof", long_of(fn, calls, **how).written())
+    return folder / "proof"
 
 
-def problems_of(folder: Path, fn: Any, calls: Any, *, backend: Any = "eager", **how: Any) -> list[str]:
+def long_of(fn: Any, calls: Any, *, backend: Any = "eager", **how: Any) -> Repro:
     finding = Finding(kind="wrong_value", stage="dynamo")
-    return write_program_proof(folder, Program(fn, calls, **how), Compilation(backend, None, folder), finding, None)
+    return long_program(Program(fn, calls, **how), Compilation(backend, None, Path()), finding)
 
 
 def namespace(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -270,14 +271,12 @@ def namespace(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def lines(folder: Path) -> list[str]:
     """What a repro finds; both halves run in this process, each from a build of its own."""
     seen = []
-    for compiles in (False, True):
+    for compiled in (False, True):
         torch._dynamo.reset()
         space, given = namespace(folder)
-        check = space["Check"](**{**given, "modules": ["proof"]})
-        seen.append(check.run(torch.compile(check.fn, **check.compiled) if compiles else check.fn))
-    found: list[dict[str, Any]] = []
-    check.report(*seen, lambda **event: found.append(event))
-    return [event["difference"] for event in found]
+        function = torch.compile(given["fn"], **space["COMPILE"]) if compiled else given["fn"]
+        seen.append(space["seen_of"]({**given, "modules": ["proof"]}, function))
+    return list(space["differences"](*seen, space["within"](lambda eps: eps**0.5)))
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -355,8 +354,8 @@ def program(x):
     return x + 1 if odd is not None else x
 """
     module = load(tmp_path, source)
-    problems = problems_of(tmp_path / "none", lambda x: x, [(((i for i in range(3)),), {})])
-    assert "cannot be told as text" in problems[0] and not (tmp_path / "none").exists()
+    with pytest.raises(Unwritable, match="cannot be told as text"):
+        long_of(lambda x: x, [(((i for i in range(3)),), {})])
     out = write(tmp_path, module.program, [((torch.ones(2),), {})])
     assert "# It imports the program's own file" in (out / "repro.py").read_text("utf-8")
     assert lines(out) == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from reduction.reduction_cases import captured
+from safetensors.torch import load
 from torch import nn
 
 from graphprobe.diagnose.case import Case
@@ -16,8 +17,8 @@ from graphprobe.diagnose.check_case import reference_of
 from graphprobe.diagnose.dossier import short, template
 from graphprobe.diagnose.dossier.own_backend import OwnBackend
 from graphprobe.diagnose.dossier.plain import Form, PlainFunction, PlainInputs
-from graphprobe.diagnose.dossier.short import Short, short_program, short_repros
-from graphprobe.diagnose.dossier.template import MOST_LINES
+from graphprobe.diagnose.dossier.short import short_program, short_repros
+from graphprobe.diagnose.dossier.template import MOST_LINES, Repro
 from graphprobe.diagnose.dossier.writer import first_shown
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
@@ -184,7 +185,7 @@ def shorts(
     flaky: float = 1.0,
     own: str = "",
     **how: Any,
-) -> list[Short]:
+) -> list[Repro]:
     """The short repros of a function; `own`: the text of a backend of the program's, `how`: settings of Inductor."""
     gm, values = graph_of(fn, x)
     how |= {"backend": "eager", "own_backend": OwnBackend("backend", own)} if own else {}
@@ -206,7 +207,7 @@ FAULTS: list[tuple[Kind, str, int, str]] = [
 def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int, told: str) -> None:
     x = torch.linspace(-2, 2, size, requires_grad=kind == "wrong_gradient")
     found = shorts(relu_twice, x, kind, configs={"inductor": {"cpp.inject_relu_bug_TESTING_ONLY": value}})
-    assert found and not found[0].tensors, "no file beside it"
+    assert found and not found[0].files, "no file beside it"
     assert found[0].text.count("\n") <= MOST_LINES
     assert found[0].text.replace('backend="inductor"', 'backend="eager"') == found[0].control
     shown = first_shown(found[:1])
@@ -217,8 +218,8 @@ def test_it_shows_the_fault_alone_in_few_lines(kind: Kind, value: str, size: int
 
 def test_parameters_are_drawn_too_if_they_are_many() -> None:
     first, second = shorts(nn.Sequential(nn.Linear(3, 200), nn.ReLU()), torch.ones(1, 3))
-    assert len(first.text) < 3000 and "torch.randn(200, 3)" in first.text and not first.tensors
-    assert len(second.text) < 3000 and sum(value.numel() for value in second.tensors.values()) >= 800
+    assert len(first.text) < 3000 and "torch.randn(200, 3)" in first.text and not first.files
+    assert len(second.text) < 3000 and len(second.files["inputs.safetensors"]) >= 800 * 4
 
 
 def test_inputs_that_cannot_be_drawn_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +228,7 @@ def test_inputs_that_cannot_be_drawn_are_recorded(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(short, "reference_of", refuses)
     (only,) = shorts(relu_twice, torch.randn(100))
-    assert list(only.tensors) == ["x"] and "inputs.safetensors" in only.text
+    assert list(load(only.files["inputs.safetensors"])) == ["x"] and "inputs.safetensors" in only.text
 
 
 @pytest.mark.heavy
@@ -272,8 +273,8 @@ def backend(gm, inputs):
 
 def test_what_also_shows_without_compiling_is_no_proof() -> None:
     right, wrong = "raise SystemExit(0)\n", "raise SystemExit(1)\n"
-    assert [first_shown([Short(wrong, control)]) is not None for control in (wrong, right)] == [False, True]
-    assert first_shown([Short(right, right)]) is None
+    assert [first_shown([Repro(wrong, control)]) is not None for control in (wrong, right)] == [False, True]
+    assert first_shown([Repro(right, right)]) is None
 
 
 def program_of(log: list[int]) -> Callable[..., Any]:
@@ -414,7 +415,7 @@ def test_a_large_module_is_made_anew() -> None:
     told = Program(program, [((torch.ones(2, 8),), {})])
     finding = Finding(kind="wrong_gradient", stage="dynamo")
     (only,) = short_program(told, Compilation("eager", None, Path()), finding, "outputs[0]")
-    assert "torch.manual_seed(0)\n" in only.text and not only.tensors
+    assert "torch.manual_seed(0)\n" in only.text and not only.files
     assert "torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(p=0.1)).eval()" in only.text
 
 

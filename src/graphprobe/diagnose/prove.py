@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,10 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import CaseResult, allowed, check, reference_of
 from graphprobe.diagnose.culprit import LARGEST, named, ranked, shortened
+from graphprobe.diagnose.dossier.long import CHANGES, long_repro
 from graphprobe.diagnose.dossier.own_backend import own_backend
 from graphprobe.diagnose.dossier.short import short_repros
-from graphprobe.diagnose.dossier.writer import NOT_ALONE, run_repro, shown_or_long, write_dossier
+from graphprobe.diagnose.dossier.writer import NOT_ALONE, first_shown, write_dossier
 from graphprobe.diagnose.evidence import RAISED, evidence_of
 from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.diagnose.local import Suspect
@@ -38,7 +37,7 @@ from graphprobe.engine.naming import (
 )
 from graphprobe.engine.subgraph import CALLS, ancestors, extract
 from graphprobe.engine.values import CapturedValues, capture
-from graphprobe.errors import EXIT_FOUND, GraphprobeError
+from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, Kind, Stage, kind_of_death, told_more
 from graphprobe.internals.aot_backends import boxed_call
 from graphprobe.internals.inductor.stages import stop_after
@@ -64,9 +63,6 @@ NEIGHBOURS = {
 
 WRITTEN_FOR = frozenset("copy index_put slice_scatter select_scatter diagonal_scatter as_strided_scatter".split())
 """What torch writes in the place of a change of memory, or of a call that it decomposes."""
-
-CHANGES = re.compile(r"[^_]_$|\bsetitem$")
-"""A function of the program's that changes a tensor in place."""
 
 SMALL = 3
 """Calls of a piece that is small enough as it is."""
@@ -337,34 +333,26 @@ class Prover:
             parts = {d.where.split("[")[0] for d in result.differences}
             kind = shown_by(result, next((d.kind for d in result.differences if d.certain), made.kind))
             scripts = short_repros(case, result.reference, made, parts=parts, kind=kind, took_s=self.check_s)
-            dossier = partial(
-                write_dossier,
+            long = long_repro(case, made)
+            problems = list(long.problems)
+            shown = first_shown(scripts, made.stage, longs=lambda: [] if problems else [long])
+            write_dossier(
                 folder,
                 case,
                 made,
                 before=before,
                 neighbour=beside,
                 kernel_source=kernel_source,
+                shown=shown,
                 log=log_of(result.differences),
             )
-
-            def long_form() -> tuple[int | None, list[str]]:
-                problems = dossier()
-                return None if problems else run_repro(folder, made.stage), problems
-
-            shown, code, problems = shown_or_long(scripts, made.stage, long_form)
-            if shown is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                dossier(shown=shown)
         except (GraphprobeError, OSError) as error:
-            problems, code = [str(error)], None
+            problems, shown = [str(error)], None
             made.dossier = str(folder) if folder.exists() else None
-        if code != EXIT_FOUND:
+        if shown is None:
             made.proof = None
-        if problems:
-            made.reason = told_more(made.reason, f"The repro is incomplete: {'; '.join(problems)}.")
-        elif code != EXIT_FOUND:
-            made.reason = told_more(made.reason, NOT_ALONE)
+            more = f"The repro is incomplete: {'; '.join(problems)}." if problems else NOT_ALONE
+            made.reason = told_more(made.reason, more)
 
 
 def _alike(suspect: Suspect, result: CaseResult) -> bool:

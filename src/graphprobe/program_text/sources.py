@@ -320,15 +320,9 @@ def tree_of(module: _Module) -> ast.Module:
     return module.source.tree if module.source is not None else ast.Module(body=[], type_ignores=[])
 
 
-def top_level(tree: ast.AST) -> dict[str, Definition]:
+def top_level(tree: ast.Module) -> dict[str, Definition]:
     """Functions and classes of a module by name, of several the last."""
-    found: dict[str, Definition] = {}
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, Definition):
-            found[node.name] = node
-        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
-            found.update(top_level(node))
-    return found
+    return {name: node for name, nodes in bindings(tree).items() for node in nodes if isinstance(node, Definition)}
 
 
 def definitions_of(module: _Module) -> dict[str, Definition]:

@@ -1,6 +1,6 @@
 """What a repro of a graph has beside other long ones: recorded values, settings and bounds, and no need of Dynamo.
 
-What is between the marks is copied, as text, into each such repro, behind `engine.replay` and `check`.
+What is between the marks is copied, as text, into each such repro, behind `engine.replay` and `seen`.
 """
 
 from __future__ import annotations
@@ -11,128 +11,127 @@ import copy
 import functools
 import importlib
 import linecache
+import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.check import Check, Look, Seen, size_of
+from graphprobe.diagnose.dossier.seen import RAISED, Seen, seen_of, within
 from graphprobe.engine.replay import Undecided, brief, load, load_constants, restore_all, set_state
 
-CONFIGS = {
-    "inductor": "torch._inductor.config",
-    "functorch": "torch._functorch.config",
-    "dynamo": "torch._dynamo.config",
-}
-BACKENDS, REFUSED = "torch._dynamo.backends.registry", "torch._dynamo.exc.Unsupported"
+CONFIG = "torch._{}.config"
+BACKENDS, REFUSED = "torch._dynamo.backends.registry", ("torch._dynamo.exc", "Unsupported")
 QUIET: dict[str, dict[str, Any]] = {
     "inductor": {"fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1},
     "functorch": {"enable_autograd_cache": False, "enable_remote_autograd_cache": False},
 }
-RAISING = ("crash_compile", "crash_runtime", "extra_exception")
 LAID_OUT = {"strides of": "wrong_stride", "memory of": "aliasing", "torch's generator": "", "generators of": ""}
 """What is compared of a graph only where the fault is of this kind."""
+ROUNDOFFS = 16
+"""How many roundoffs a value may be off where nothing else is known."""
 
 
-class CaseCheck(Check):
-    """A graph with the values that it was recorded with."""
+def seen_of_graph(
+    build: Callable[[], torch.fx.GraphModule],
+    given: Mapping[str, Any],
+    problems: Sequence[str],
+    here: Path,
+    *,
+    compiled: bool,
+) -> Seen:
+    """All there is to see of a graph, in as many runs as the settings say.
 
-    goes_on = True
-
-    def __init__(
-        self,
-        build: Callable[[], torch.fx.GraphModule],
-        settings: Mapping[str, Any],
-        problems: Sequence[str],
-        here: Path,
-    ) -> None:
-        if problems:
-            raise Undecided("; ".join(problems))
-        self.settings = settings = with_own(settings, str(here / "repro.py"))
-        configure(settings)
-        saved = []
-        for i in range(settings["calls"]):
-            if (values := load(here, f"call{i}.inputs")) is None:
-                raise Undecided(f"call{i}.inputs.safetensors or call{i}.inputs.json is missing in {here}")
-            saved.append(values)
-        compiled = {"backend": settings["backend"], "dynamic": settings["dynamic"], "fullgraph": True}
-        super().__init__(build(), saved, compiled, grad=settings["grad"])
-        self.allowed = load_constants(here / "allowed.safetensors")["allowed"] if settings["allowed"] else None
-        self.bounds: dict[tuple[int, str], torch.Tensor] = {}
-        self.loose = False  # whether arguments that require gradients are no leaves, as in the middle of a program
-        self.state = sorted([*self.fn.named_parameters(), *self.fn.named_buffers()], key=lambda item: str(item[0]))
-        self.start = [(value, value.detach().clone()) for _, value in self.state]
-
-    def given(self, i: int) -> Any:
-        args = restore_all(*self.calls[i])
-        set_state(*self.calls[i])
-        return args, {}
-
-    def call(self, function: Callable[..., Any], i: int, args: Any, kwargs: Any) -> Any:
-        with contextlib.ExitStack() as modes:
-            modes.enter_context(torch.set_grad_enabled(self.settings["grad"]))
-            for device, dtype in self.calls[i][1]["state"]["autocast"].items() if self.settings["autocast"] else ():
-                modes.enter_context(torch.autocast(device, getattr(torch, dtype)))
-            return function(*(loosened(args) if self.loose else args))
-
-    def look(self, look: Look, args: Any, kwargs: Any) -> None:
-        look.at(args, "args")
-        for name, value in self.state:
-            look.at(value, f"fn.{name}")
-
-    def run(self, function: Callable[..., Any], tell: Callable[..., None] = lambda **_: None) -> list[Seen]:
+    Args:
+        problems: why it cannot be run.
+        here: the folder of the script and the values.
+    """
+    if problems:
+        raise Undecided("; ".join(problems))
+    settings, found = with_own(given, str(here / "repro.py")), Seen()
+    configure(settings)
+    module = build()
+    state = {f"fn.{name}": value for name, value in (*module.named_parameters(), *module.named_buffers())}
+    start = {name: value.detach().clone() for name, value in state.items()}
+    function: Callable[..., Any] = module
+    if compiled:
+        function = whole_or_directly(module, settings["backend"], settings["dynamic"], sys.stderr.write)
+    called = (lambda *args: function(*map(loosened, args))) if settings["loose"] else function
+    check = {"fn": None, "names": state, "grad": settings["grad"]}
+    for i in range(settings["repeats"]):
         with torch.no_grad():
-            for value, old in self.start:
-                value.copy_(old)
-        aside = tuple(start for start, kind in LAID_OUT.items() if kind != self.settings["kind"])
-        return [{p: v for p, v in seen.items() if not p.startswith(aside)} for seen in super().run(function, tell)]
+            for name, value in state.items():
+                value.copy_(start[name])
+        run = f"run {i}, " if i else ""
+        found |= seen_of({**check, "calls": recorded(settings, here)}, called, run=run)
+    raised = [value for path, value in found.items() if path.endswith(RAISED)]
+    if raised and not compiled and settings["kind"] != "missing_exception":
+        raise Undecided(f"the uncompiled graph itself raises {raised[0]}")
+    aside = tuple(start for start, kind in LAID_OUT.items() if kind != settings["kind"])
+    return {path: value for path, value in found.items() if not path.partition(": ")[2].startswith(aside)}
 
-    def uncompiled(self) -> list[Seen]:
-        seen = self.run(self.fn)
-        if any("leaf Variable" in call.get("raised", "") for call in seen):
-            self.loose = True
-            seen = self.run(self.fn)
-        for i, call in enumerate(seen):
-            if "raised" in call and self.settings["kind"] not in ("missing_exception", "segfault", "hang"):
-                raise Undecided(f"call {i}: the uncompiled graph itself raises {call['raised']}")
-        return [{**call, "loose": str(self.loose)} for call in seen]
 
-    def compare(self, wanted: Sequence[Seen], tell: Callable[..., None]) -> None:
-        self.loose = any(call.pop("loose") == "True" for call in list(wanted))
-        self._bound(wanted)
-        function, direct = torch.compile(self.fn, **self.compiled), False
-        for _ in range(self.settings["repeats"]):
-            got = self.run(function, tell)
-            errors = [b["raised"] for a, b in zip(wanted, got, strict=True) if "raised" in b and "raised" not in a]
-            refused = next((error for error in errors if error.startswith(REFUSED)), None)
-            if refused and not direct:
-                tell(note=f"Dynamo does not trace this graph again ({refused}): its backend gets it directly")
-                function, direct = directly(self.fn, self.settings), True
-                got = self.run(function, tell)
-                errors = [b["raised"] for a, b in zip(wanted, got, strict=True) if "raised" in b and "raised" not in a]
-                if self.settings["kind"] not in RAISING and errors:
-                    raise Undecided(f"neither way of compiling the graph works: {errors[0]}")
-            if self.report(wanted, got, tell):
-                return
-        if self.settings.get("unsaved"):
-            raise Undecided(f"no difference, but this could not be saved: {'; '.join(self.settings['unsaved'])}")
+def recorded(settings: Mapping[str, Any], here: Path) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """The arguments of each call; until the next one, autocast and random generators are as they were."""
+    for i in range(settings["calls"]):
+        saved = load(here, f"call{i}.inputs")
+        if saved is None:
+            raise Undecided(f"call{i}.inputs.safetensors or call{i}.inputs.json is missing in {here}")
+        args = restore_all(*saved)
+        set_state(*saved)
+        with contextlib.ExitStack() as modes:
+            for device, dtype in saved[1]["state"]["autocast"].items() if settings["autocast"] else ():
+                modes.enter_context(torch.autocast(device, getattr(torch, dtype)))
+            yield args, {}
 
-    def _bound(self, wanted: Sequence[Seen]) -> None:
-        """Give each bound its value: results come first, then arguments, their gradients, those of parameters."""
-        for i, (call, bounds) in enumerate(zip(wanted, self.allowed or (), strict=False)):
-            tensors = {p: v[1] for p, v in call.items() if not isinstance(v, str) and v[0].startswith("torch.")}
-            noisy = [p for p, v in tensors.items() if v.is_floating_point() or v.is_complex()]
-            groups = [[p for p in noisy if p.startswith("result")]]
-            groups.append([p for p in noisy if p.startswith("args") and not p.endswith(".grad")])
-            groups += [[p for p in noisy if p.startswith(top) and p.endswith(".grad")] for top in ("args", "fn")]
-            paths = [p for group in groups for p in group]
-            self.bounds |= {(i, path): bound for path, bound in zip(paths, bounds, strict=False)}
 
-    def limit(self, call: int, path: str, value: torch.Tensor) -> torch.Tensor:
-        bound = self.bounds.get((call, path))
-        return 16 * torch.finfo(value.dtype).eps * size_of(value) if bound is None else bound
+def whole_or_directly(
+    module: torch.fx.GraphModule, backend: Any, dynamic: bool | None, tell: Callable[[str], object] = len
+) -> Callable[..., Any]:
+    """The compiled graph: by Dynamo in one piece or, where that does not trace it again, by the backend alone.
+
+    `tell`: is told that the backend gets it directly.
+    """
+    whole, direct = torch.compile(module, backend=backend, dynamic=dynamic, fullgraph=True), list[Callable[..., Any]]()
+
+    def call(*args: Any) -> Any:
+        if not direct:
+            try:
+                return whole(*args)
+            except Exception as error:
+                if (type(error).__module__, type(error).__name__) != REFUSED:
+                    raise
+                tell(f"Dynamo does not trace this graph again ({error}): its backend gets it directly\n")
+                direct.append(directly(module, backend))
+        return direct[0](*args)
+
+    return call
+
+
+def bounds_of(expected: Seen, settings: Mapping[str, Any], here: Path) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """How far each value may be off: the file has results first, then arguments and state, then their gradients."""
+    bounds: dict[str, torch.Tensor] = {}
+    values = {path: v[1] for path, v in expected.items() if not isinstance(v, str) and v[0].startswith("torch.")}
+    noisy = [path for path, value in values.items() if value.is_floating_point() or value.is_complex()]
+
+    def order(path: str) -> tuple[bool, int]:
+        first = path.partition(": ")[2]
+        return path.endswith(".grad"), next(
+            i for i, top in enumerate(("result", "args", "fn")) if first.startswith(top)
+        )
+
+    for i, row in enumerate(load_constants(here / "allowed.safetensors")["allowed"] if settings["allowed"] else ()):
+        paths = sorted((path for path in noisy if path.startswith(f"call {i}: ")), key=order)
+        bounds |= zip(paths, row, strict=False)
+    usual = within(lambda eps: ROUNDOFFS * eps)
+
+    def limit(path: str, value: torch.Tensor) -> torch.Tensor:
+        bound = bounds.get(path[path.index("call ") :])  # every run has the same
+        return usual(path, value) if bound is None else bound
+
+    return limit
 
 
 def configure(settings: Mapping[str, Any]) -> None:
@@ -141,9 +140,9 @@ def configure(settings: Mapping[str, Any]) -> None:
     The cache of compiled C++ stays, since it goes by the generated text; `force_disable_caches` would end it as well,
     and make each run twice as long.
     """
-    for name in CONFIGS:
+    for name in ("inductor", "functorch", "dynamo"):
         changes = {**settings["configs"].get(name, {}), **settings.get("hooks", {}).get(name, {})}
-        module = importlib.import_module(CONFIGS[name])
+        module = importlib.import_module(config := CONFIG.format(name))
         defaults = {key: value for key, value in QUIET.get(name, {}).items() if hasattr(module, key)}
         for path, value in {**defaults, **changes}.items():
             *holders, leaf = path.split(".")
@@ -152,7 +151,7 @@ def configure(settings: Mapping[str, Any]) -> None:
                 getattr(holder, leaf)
                 setattr(holder, leaf, value)
             except (AttributeError, TypeError) as error:
-                raise Undecided(f"this torch does not take the setting {CONFIGS[name]}.{path} = {value!r}") from error
+                raise Undecided(f"this torch does not take the setting {config}.{path} = {value!r}") from error
 
 
 def with_own(settings: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -205,10 +204,10 @@ def loosened(value: Any) -> Any:
     return loosen(value)
 
 
-def directly(module: torch.fx.GraphModule, settings: Mapping[str, Any]) -> Callable[..., Any]:
+def directly(module: torch.fx.GraphModule, chosen: Any) -> Callable[..., Any]:
     """The backend applied to the graph itself, without Dynamo: one compiled function per shapes of the arguments."""
     ready: dict[str, Callable[..., Any]] = {}
-    backend = importlib.import_module(BACKENDS).lookup_backend(settings["backend"])
+    backend = importlib.import_module(BACKENDS).lookup_backend(chosen)
     output = next(node for node in module.graph.nodes if node.op == "output").args[0]
     single = not isinstance(output, (list, tuple))
 

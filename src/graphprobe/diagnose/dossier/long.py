@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import pprint
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,26 @@ import torch
 from torch import fx
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier import check, proof_run
+from graphprobe.diagnose.dossier import seen
 from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend
 from graphprobe.diagnose.dossier.report import title_of
-from graphprobe.diagnose.dossier.template import long_script
+from graphprobe.diagnose.dossier.template import Repro, long_script
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.engine.values import one_file_bytes, safetensors_bytes
+from graphprobe.engine.naming import op_of
+from graphprobe.engine.subgraph import CALLS
+from graphprobe.engine.values import one_file_bytes, safetensors_bytes, to_bytes
 from graphprobe.findings import Finding
 from graphprobe.internals.operators.operators import operator_of
-from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_py import GraphSource
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT, STORED
 from graphprobe.program_text.plain_values import Unwritable, joined
 from graphprobe.program_text.text import ProgramText, program_text
-from graphprobe.store.files import write_new_file
 from graphprobe.store.schema import is_json
 
-CONSTANTS, TENSORS = "constants.safetensors", "tensors.safetensors"
+CONSTANTS, ALLOWED, TENSORS = "constants.safetensors", "allowed.safetensors", "tensors.safetensors"
+CHANGES = re.compile(r"[^_]_$|\bsetitem$")
+"""A function that changes a tensor in place."""
 MOST_REPEATS = 100
 MISS = 1e-3
 """Chance that a flaky fault does not show in any of the repeats, where their number is not bounded."""
@@ -52,41 +55,42 @@ _USER_FILE = '''def user_file(path):
     spec.loader.exec_module(module)
     return module'''
 
-_RESERVED = {**vars(proof_run), **vars(check), **dict.fromkeys(("CHECK", STORED, INSTANCE, "user_file"))}
+_RESERVED = {**vars(seen), **dict.fromkeys(("CHECK", "COMPILE", STORED, INSTANCE, "user_file"))}
 """Names of the file's own, with what they mean where a program may mean the same by them."""
 
 
-def repro_source(case: Case, *, title: str, flaky_rate: float = 1.0) -> Script:
-    """A Python file that exits 1 while the fault of `case` is there, 0 when it is gone, 125 when it cannot tell.
+def long_repro(case: Case, finding: Finding) -> Repro:
+    """A script that runs the recorded graph on the recorded bits.
 
-    It needs torch and the standard library, and reads from its own folder: `call<i>.inputs.safetensors` and `.json`
-    for each call, `constants.safetensors` if the graph holds tensors, `allowed.safetensors` if the case has bounds.
-
-    Args:
-        title: first line of the file, as a comment.
-        flaky_rate: how often the fault shows, 0 to 1; a flaky one is tried several times.
-
-    What another process cannot rebuild is listed in `Script.problems`; the file then exits 125.
+    It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell, and needs torch alone. A flaky
+    fault is tried several times.
     """
     graph = GraphSource(case.graph)
     problems = [*graph.problems, *_problems(case)]
-    settings = pprint.pformat(_settings(case, flaky_rate), width=110, sort_dicts=False)
+    settings = pprint.pformat(_settings(case, finding.flaky_rate), width=110, sort_dicts=False)
     own = [_own(key, own) for key, own in owns_of(case).items()]
     source = long_script(
-        [title, *problems, *dict.fromkeys(graph.literals.notes), ""],
-        {f"import {module}" for module in graph.literals.imports | {"torch", "torch.fx"}},
+        [title_of(finding), *problems, *dict.fromkeys(graph.literals.notes), ""],
+        {*(f"import {module}" for module in graph.literals.imports | {"torch.fx"}), "from pathlib import Path"},
         [
-            f"SETTINGS = {settings}\nPROBLEMS = {tuple(problems)!r}",
+            f"SETTINGS = {settings}\nPROBLEMS = {tuple(problems)!r}\nHERE = Path(__file__).resolve().parent",
             *(["# What the program defines itself.\n" + "\n\n".join(own)] if own else []),
-            *graph.code(f'Path(__file__).resolve().with_name("{CONSTANTS}")'),
+            *graph.code(f'HERE / "{CONSTANTS}"'),
         ],
-        make="CaseCheck(build, SETTINGS, PROBLEMS, Path(__file__).resolve().parent)",
         kind=case.kind,
-        calls=len(case.calls),
+        look="lambda compiled: seen_of_graph(build, SETTINGS, PROBLEMS, HERE, compiled=compiled)",
+        limits="bounds_of(expected, SETTINGS, HERE)",
         recorded=True,
+        unsaved="; ".join(case.unsaved_settings),
     )
-    constants = one_file_bytes(graph.tensors) if graph.tensors else None
-    return Script(source=source, constants=constants, constants_name=CONSTANTS, problems=tuple(problems))
+    files: dict[str, bytes] = {}
+    for i, call in enumerate(case.calls):
+        files[f"call{i}.inputs.safetensors"], files[f"call{i}.inputs.json"] = to_bytes(call)
+    if graph.tensors:
+        files[CONSTANTS] = one_file_bytes(graph.tensors)
+    if case.allowed:
+        files[ALLOWED] = one_file_bytes({"allowed": case.allowed})
+    return Repro(source, files=files, problems=tuple(problems))
 
 
 def owns_of(case: Case) -> dict[str, OwnBackend]:
@@ -112,6 +116,7 @@ def _settings(case: Case, flaky_rate: float) -> dict[str, Any]:
         "backend": case.backend if case.own_backend is None else case.own_backend.name,
         "dynamic": case.dynamic,
         "grad": case.grad,
+        "loose": case.grad and any(CHANGES.search(op_of(node)) for node in case.graph.graph.nodes if node.op in CALLS),
         "calls": len(case.calls),
         "repeats": repeats_for(flaky_rate),
         "autocast": not is_aten(case.graph),
@@ -149,10 +154,8 @@ def is_aten(graph: fx.GraphModule) -> bool:
     )
 
 
-def write_program_proof(
-    folder: Path, program: Program, compilation: Compilation, finding: Finding, tolerance: float | None
-) -> list[str]:
-    """Write a `repro.py` that exits 1 while the program, compiled, does something else than uncompiled, else 0 or 125.
+def long_program(program: Program, compilation: Compilation, finding: Finding, tolerance: float | None = None) -> Repro:
+    """A script that exits 1 while the program, compiled, does something else than uncompiled, else 0 or 125.
 
     It needs torch, what the program imports, and the files beside it. It holds the program as it is now: nothing that
     a call changes may have been changed yet.
@@ -160,36 +163,30 @@ def write_program_proof(
     Args:
         tolerance: relative to each element and to the rms of all; None: the root of the dtype's epsilon.
 
-    Returns:
-        why it cannot be run, one line each; nothing is written then.
+    Raises:
+        Unwritable: it has no text.
     """
     roots = {"fn": program.fn, "calls": [(tuple(a), dict(k)) for a, k in program.calls], "between": program.between}
-    try:
-        options, own, settings = compilation_text(compilation)
-        text, notes = _text_of(roots)
-    except Unwritable as error:
-        return [str(error)]
+    options, own, settings = compilation_text(compilation)
+    text, notes = _text_of(roots)
     names = sorted(name for name in text.names if name.isidentifier())
-    more = {"grad": program.grad, "tolerance": tolerance}
     parts = [
         f"fn={text.roots['fn']}",
         f"calls={text.roots['calls']}",
-        joined("compiled=dict(", [f"{name}={value}" for name, value in options.items()], ")"),
         *([f"between={text.roots['between']}"] if program.between is not None else []),
-        *(f"{name}={value!r}" for name, value in more.items() if value is not None),
+        *([f"grad={program.grad}"] if program.grad is not None else []),
         *([joined("names=globals(), watched=[", [repr(name) for name in names], "]")] if names else []),
         *([f"modules={('__main__', *text.modules)!r}"] if text.modules else []),
     ]
-    body = ["\n".join([*state_lines(program.grad), *settings]), text.text, own, joined("CHECK = dict(", parts, ")")]
-    script = _script([title_of(finding), *notes], text, body, finding.kind, len(program.calls))
-    files = {"repro.py": script.encode(), **{name: part.encode() for name, part in text.files.items()}}
+    how = joined("COMPILE = dict(", [f"{name}={value}" for name, value in options.items()], ")")
+    check = joined("CHECK = dict(", parts, ")")
+    body = ["\n".join([*state_lines(program.grad), *settings]), text.text, own, f"{how}\n{check}"]
+    limits = "lambda eps: eps**0.5" if tolerance is None else f"lambda eps: {tolerance:g}"
+    script = _script([title_of(finding), *notes], text, body, finding.kind, f"within({limits})")
+    files = {name: part.encode() for name, part in text.files.items()}
     if text.stored:
         files[TENSORS] = safetensors_bytes(text.stored, {"format": "pt"})
-    for name, data in files.items():
-        path = Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_new_file(path, data)
-    return []
+    return Repro(script, files=files)
 
 
 def compilation_text(compilation: Compilation) -> tuple[dict[str, str], str, list[str]]:
@@ -212,7 +209,7 @@ def compilation_text(compilation: Compilation) -> tuple[dict[str, str], str, lis
     return options, text.strip(), [*packages, *assignments(changed.configs)]
 
 
-def _script(notes: Sequence[str], text: ProgramText, body: Sequence[str], kind: str, calls: int) -> str:
+def _script(notes: Sequence[str], text: ProgramText, body: Sequence[str], kind: str, limits: str) -> str:
     used, imports, helpers = "\n".join(body), set(text.imports), []
     if f"{INSTANCE}(" in used:
         helpers.append(INSTANCE_TEXT)
@@ -223,8 +220,8 @@ def _script(notes: Sequence[str], text: ProgramText, body: Sequence[str], kind: 
         helpers.append(_USER_FILE)
         imports |= {"import importlib.util", "import sys", "from pathlib import Path"}
     beside = ["import os, sys", "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))"] if text.files else []
-    make = "Check(**CHECK)"
-    return long_script(notes, imports, [*helpers, *body], make=make, kind=kind, calls=calls, first=beside)
+    look = 'lambda compiled: seen_of(CHECK, torch.compile(CHECK["fn"], **COMPILE) if compiled else CHECK["fn"])'
+    return long_script(notes, imports, [*helpers, *body], kind=kind, look=look, limits=limits, first=beside)
 
 
 def _text_of(roots: Mapping[str, Any]) -> tuple[ProgramText, list[str]]:

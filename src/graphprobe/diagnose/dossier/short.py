@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -28,6 +28,7 @@ from graphprobe.diagnose.dossier.template import (
     HANG_S,
     RAISING,
     RAMP,
+    Repro,
     check_text,
     compares_values,
     limit_of,
@@ -72,35 +73,10 @@ AFTER_DYNAMO = frozenset(STAGES) - {"dynamo", "runtime", "unknown"}
 """Stages that the backend `eager` does not have."""
 
 
-@dataclass(frozen=True)
-class Short:
-    """A short repro.
-
-    Attributes:
-        text: of `repro.py`.
-        control: the same script with a program that is not compiled, or compiled by a backend that changes nothing;
-            what shows the fault, too, shows nothing.
-        tensors: what `inputs.safetensors` has to hold beside it; empty: no file.
-        files: texts that lie beside it, by name.
-        output: what it printed where it has shown its fault in a process of its own.
-    """
-
-    text: str
-    control: str
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    output: str = ""
-
-    def written(self) -> dict[str, bytes]:
-        """By name: `repro.py`, and what it reads."""
-        files = {name: text.encode() for name, text in {**self.files, "repro.py": self.text}.items()}
-        return files | ({FILE: tensor_file(self.tensors)} if self.tensors else {})
-
-
 def short_repros(
     case: Case, reference: Reference, finding: Finding, *, parts: Collection[str], kind: str = "", took_s: float = 0.0
-) -> Iterator[Short]:
-    """Short scripts that may show the fault of a case, the most readable first; each has yet to be run.
+) -> Iterator[Repro]:
+    """Repro scripts that may show the fault of a case, the most readable first; each has yet to be run.
 
     Args:
         reference: what the case gives uncompiled.
@@ -155,7 +131,7 @@ class _Script:
         state = Program(case.graph, []).state()
         self.held = {name: _position(value, state) for name, value in self.plain.constants.items()}
 
-    def made(self) -> Short:
+    def made(self) -> Repro:
         """The whole text."""
         run = self._run()
         compares = compares_values(self.kind)
@@ -171,7 +147,9 @@ class _Script:
             lines.append(f'saved = load_file(Path(__file__).with_name("{FILE}"))')
         parts = [*self._own(), *self.plain.functions, run]
         text = script_of(notes, modules, parts, partial(self._check, bounds), lines)
-        return Short(text, text.replace(self._compiled(), self._call_of(control_of(self.finding))), self.inputs.tensors)
+        control = text.replace(self._compiled(), self._call_of(control_of(self.finding)))
+        files = {FILE: tensor_file(self.inputs.tensors)} if self.inputs.tensors else {}
+        return Repro(text, control, files)
 
     def _own(self) -> list[str]:
         """Text that defines the program's own backend and hooks, and puts the hooks where they belong."""
@@ -300,8 +278,8 @@ def _bound(reference: Reference, call: int, part: str, index: int) -> float:
     raise Unreproducible("a value that was not measured")
 
 
-def short_program(program: Program, compilation: Compilation, finding: Finding, where: str) -> Iterator[Short]:
-    """Short scripts that may show what the program does otherwise, each yet to be run; none where it has no text.
+def short_program(program: Program, compilation: Compilation, finding: Finding, where: str) -> Iterator[Repro]:
+    """Repro scripts that may show what the program does otherwise, each yet to be run; none where it has no text.
 
     `where`: what differs: `outputs[0]`, `gradients[1]`, `inputs[0]`, or the name of what a side effect is to.
     """
@@ -354,7 +332,7 @@ class _ProgramScript:
         if len(self.calls) != len(program.calls):
             raise Unwritable("an argument whose name is none of Python's")
 
-    def made(self) -> Short:
+    def made(self) -> Repro:
         """The whole text."""
         new = self.form == "new"
         roots: dict[str, Any] = {"fn": type(self.fn) if new else self.fn}
@@ -384,7 +362,7 @@ class _ProgramScript:
         parts = [*used, re.sub(r"\n{3,}", "\n\n", text.text.strip()), own, run]
         imports = sorted(needed - {"import torch", "import torch.nn"})
         script = script_of([title_of(self.finding)], imports, parts, check, head, as_main=True)
-        return Short(script, script.replace(compiled, f"{called}({control_of(self.finding)})"))
+        return Repro(script, script.replace(compiled, f"{called}({control_of(self.finding)})"))
 
     def _arguments(self) -> list[dict[str, tuple[str, Any]]]:
         """For each call the key of each argument, with how it is passed and its value."""

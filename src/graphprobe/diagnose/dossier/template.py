@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
-from graphprobe.diagnose.dossier import case_check, check, proof_run
+from graphprobe.diagnose.dossier import case_check, seen
 from graphprobe.engine import replay
 from graphprobe.probe.formats import GUARD, assembled
 from graphprobe.program_text.text import FUTURE
@@ -74,9 +75,10 @@ _LONG_USAGE = (
     "It exits 1 while the fault is there, 0 when it is gone, 125 when it cannot tell.",
 )
 _LONG = """\
-if "--child" in sys.argv:
-    os._exit(child(lambda: {make}))
-sys.exit(watch({kind!r}, {calls}, __file__))"""
+keep({look})
+expected = apart(__file__, {kind!r})
+found = differences(expected, apart(__file__, {kind!r}, COMPILED{limit}), {limits})
+sys.exit(reported({kind!r}, found, {unsaved!r}))"""
 
 _EQUAL = """\
 expected, actual = {eager}, {compiled}
@@ -108,6 +110,30 @@ expected, actual = status(lambda: {eager}), status(lambda: {compiled})
 _DIED = """\
 print(f"expected: it ends. actual: {{f'killed by {{signal.Signals(-actual).name}}' if actual < 0 else 'it ends'}}.")
 sys.exit(125 if expected < 0 else 1 if actual < 0 else 0 if actual == expected else 125)"""
+
+
+@dataclass(frozen=True)
+class Repro:
+    """A script that may show a fault, with what it reads.
+
+    Attributes:
+        text: of `repro.py`.
+        control: the same script with a program that is not compiled, or compiled by a backend that changes nothing;
+            what shows the fault, too, shows nothing. Empty in the long form, which compares all there is to see.
+        files: what lies beside it, by name.
+        problems: why it cannot be run in another process, one line each.
+        output: what it printed where it has shown its fault in a process of its own.
+    """
+
+    text: str
+    control: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    output: str = ""
+
+    def written(self) -> dict[str, bytes]:
+        """By name: `repro.py`, and what it reads."""
+        return {**self.files, "repro.py": self.text.encode()}
 
 
 def limit_of(took_s: float) -> int:
@@ -214,28 +240,35 @@ def long_script(
     imports: Collection[str],
     body: Sequence[str],
     *,
-    make: str,
     kind: str,
-    calls: int,
+    look: str,
+    limits: str,
     first: Sequence[str] = (),
     recorded: bool = False,
+    unsaved: str = "",
 ) -> str:
     """A whole script that compares all there is to see, in processes of its own.
 
     Args:
-        make: an expression for the `Check`.
-        kind, calls: of the fault, and how many there are.
+        kind: of the fault.
+        look: an expression for a function that returns what is seen, compiled or not.
+        limits: an expression for how far each of the `expected` values may be off.
         first: before the imports.
-        recorded: the check is a `CaseCheck`.
+        recorded: it runs a graph with recorded values.
+        unsaved: what it lacks, without which it cannot tell that the fault is gone.
     """
-    files = [(proof_run, "watch"), (check, "check")]
-    if recorded:
-        files = [(proof_run, "watch"), (replay, "replay"), (check, "check"), (case_check, "case")]
+    files = [(replay, "replay"), (seen, "seen"), (case_check, "case")] if recorded else [(seen, "seen")]
     shared = [replay.embedded(file=one.__file__, mark=mark) for one, mark in files]
     shared[0] = f"{_RULE}\n# What follows runs the program above uncompiled and compiled, and compares.\n\n{shared[0]}"
-    end = guarded(_LONG.format(make=make, kind=kind, calls=calls))
-    first = ["", FUTURE, "", GUARD, *first, ""]
-    return assembled([*notes, *_LONG_USAGE], imports, [*body, *shared, end], first=first, gap="\n\n\n")
+    limit = f", limit_s={HANG_S:g}" if kind == "hang" else ""
+    end = guarded(_LONG.format(kind=kind, look=look, limit=limit, limits=limits, unsaved=unsaved))
+    return assembled(
+        [*notes, *_LONG_USAGE],
+        {*imports, "import os", "import sys", "import torch"},
+        [*body, *shared, end],
+        first=["", FUTURE, "", GUARD, *first, ""],
+        gap="\n\n\n",
+    )
 
 
 def run_text(

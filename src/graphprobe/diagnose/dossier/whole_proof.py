@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 from collections.abc import Mapping
@@ -12,17 +11,18 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.long import write_program_proof
+from graphprobe.diagnose.dossier.long import long_program
 from graphprobe.diagnose.dossier.report import title_of
-from graphprobe.diagnose.dossier.short import Short, short_program
-from graphprobe.diagnose.dossier.template import MOST_LINES, check_text, script_of
-from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, first_shown, run_repro, shown_or_long, write_proof
+from graphprobe.diagnose.dossier.short import short_program
+from graphprobe.diagnose.dossier.template import MOST_LINES, Repro, check_text, script_of
+from graphprobe.diagnose.dossier.writer import EXACT, NOT_ALONE, first_shown, write_files, write_proof
 from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.prove import free_folder
 from graphprobe.diagnose.settings import Compilation
-from graphprobe.errors import EXIT_FOUND, GraphprobeError
+from graphprobe.errors import GraphprobeError
 from graphprobe.findings import Finding, told_more
 from graphprobe.probe.script import ScriptTarget
+from graphprobe.program_text.plain_values import Unwritable
 
 log = logging.getLogger(__name__)
 
@@ -139,54 +139,35 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
     To be called where no call of the program has run yet. What could not be done is said in the finding's reason.
     """
     folder = free_folder(compilation.folder, finding)
+    longs, problems = _long_forms(program, compilation, finding)
     # What a piece that is right alone needs of this process, a short script of the whole program has not either.
-    shown, code, problems = shown_or_long(
-        short_program(program, compilation, finding, where),
-        finding.stage,
-        partial(_long_form, folder, program, compilation, finding),
-        long_first=NOT_ALONE in finding.reason,
-    )
+    scripts = short_program(program, compilation, finding, where)
+    shown = first_shown(scripts, finding.stage, longs=lambda: longs, long_first=NOT_ALONE in finding.reason)
     if shown is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(GraphprobeError, OSError, ValueError, TypeError, RuntimeError):
-            (folder / EXACT).mkdir(parents=True)
-            if write_program_proof(folder / EXACT, program, compilation, finding, None):
-                shutil.rmtree(folder / EXACT)
+        if shown.control and longs:
+            write_files(folder / EXACT, longs[0].written())
         return _proven(folder, finding, shown)
-    if code == EXIT_FOUND:
-        return _proven(folder, finding, None)
     more = (
         f"The program could not be written down as a repro: {'; '.join(problems)}."
-        if problems
+        if not longs
         else "Written down as a repro, the program does not fail in a process of its own."
     )
     finding.reason = told_more(finding.reason, more)
     if finding.dossier is None:  # it always has a folder
         finding.dossier = str(folder)
-        write_proof(folder, finding)
+        write_proof(folder, finding, longs[-1] if longs else None)
     return finding
 
 
-def _long_form(
-    folder: Path, program: Program, compilation: Compilation, finding: Finding
-) -> tuple[int | None, list[str]]:
-    """Write the program with all that can be compared to `folder` and run it alone: exit code, and what it lacks."""
+def _long_forms(program: Program, compilation: Compilation, finding: Finding) -> tuple[list[Repro], list[str]]:
+    """The program with all that can be compared, the more tolerant script first; or why it cannot be written."""
     tolerances = (0.0,) if finding.kind == "not_bitwise" else (None, FINE) if finding.kind in NUMBERS else (None,)
-    code: int | None = None
-    problems: list[str] = []
-    for tolerance in tolerances:
-        try:
-            folder.mkdir(parents=True)
-            problems = write_program_proof(folder, program, compilation, finding, tolerance)
-        except (GraphprobeError, OSError, ValueError, TypeError, RuntimeError) as error:
-            problems = [f"{type(error).__name__}: {error}"]
-        code = run_repro(folder, finding.stage) if not problems else None
-        log.info("the program as a repro: exit code %s, %s", code, problems)
-        if code == EXIT_FOUND or problems:
-            break
-        if finding.dossier is not None or (tolerance is None and finding.kind in NUMBERS):
-            shutil.rmtree(folder, ignore_errors=True)
-    return code, problems
+    try:
+        return [long_program(program, compilation, finding, tolerance) for tolerance in tolerances], []
+    except Unwritable as error:
+        return [], [str(error)]
+    except (GraphprobeError, OSError, ValueError, TypeError, RuntimeError) as error:
+        return [], [f"{type(error).__name__}: {error}"]
 
 
 def shorten_by_program(program: Program, compilation: Compilation, finding: Finding, *, where: str = "") -> Finding:
@@ -211,7 +192,7 @@ def has_long_repro(finding: Finding) -> bool:
     return finding.proof == "piece" and repro.is_file() and repro.read_text("utf-8").count("\n") > MOST_LINES
 
 
-def _proven(folder: Path, finding: Finding, shown: Short | None) -> Finding:
+def _proven(folder: Path, finding: Finding, shown: Repro) -> Finding:
     """Note the proof in the finding, and write what lies beside the repro, and the repro itself if it is short."""
     finding.dossier, finding.proof = str(folder), "program"
     finding.reason = finding.reason.replace(NOT_ALONE, "").strip()
@@ -254,7 +235,7 @@ def prove_by_script(
         as_main=True,
     )
     code = path.read_text("utf-8")
-    short = Short(text, text.replace("run(compiled=True)", "run()"), files={SCRIPT: code})
+    short = Repro(text, text.replace("run(compiled=True)", "run()"), {SCRIPT: code.encode()})
     shown = first_shown([short], finding.stage, timeout_s=timeout_s)
     if shown is None:
         return False

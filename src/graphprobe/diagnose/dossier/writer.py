@@ -16,23 +16,20 @@ from typing import Any
 from torch import fx
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.long import assignments, repro_source
+from graphprobe.diagnose.dossier.long import ALLOWED, CONSTANTS, assignments, long_repro
 from graphprobe.diagnose.dossier.proof_run import run_script
 from graphprobe.diagnose.dossier.report import (
     CODES,
     backends_of,
     report_text,
-    title_of,
     with_backends,
     with_known,
     with_workarounds,
 )
-from graphprobe.diagnose.dossier.short import Short
+from graphprobe.diagnose.dossier.template import Repro
 from graphprobe.diagnose.settings import versions
-from graphprobe.engine.values import one_file_bytes, to_bytes
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.findings import Finding, Rung, Stage, finding_json
-from graphprobe.probe.formats import Script
 from graphprobe.probe.formats.fx_text import graph_text
 from graphprobe.store.files import replace_file, write_new_file
 
@@ -40,9 +37,6 @@ log = logging.getLogger(__name__)
 
 EXACT = "exact"
 """Folder of the long form of a repro and its data, beside the short one."""
-
-GRACE_S = 30.0
-"""What the repro gets beyond its own time limit to stop its child and say so."""
 
 NOT_ALONE = (
     "The repro does not fail in a process of its own, so the fault needs something of this process: a patch, a pass or"
@@ -62,6 +56,13 @@ def test_fault_is_gone():
     assert done.returncode == 0, f"exit code {done.returncode}\\n{done.stdout}\\n{done.stderr}"
 '''
 
+RECORDS = "their shapes, strides and settings"
+MEANINGS = {
+    CONSTANTS: "parameters, buffers and constants of the graph",
+    ALLOWED: "how far each element may be off",
+}
+"""What is in a file beside a script."""
+
 _counter = itertools.count()
 
 _Files = dict[str, tuple[str, bytes]]
@@ -76,7 +77,7 @@ def write_dossier(
     neighbour: str | None = None,
     before: fx.GraphModule | None = None,
     kernel_source: tuple[str, str] | None = None,
-    shown: Short | None = None,
+    shown: Repro | None = None,
     log: str = "",
 ) -> list[str]:
     """Writes the folder of one finding: `finding.json`, `REPORT.md`, `repro.py`, `test_repro.py`, and their data.
@@ -102,18 +103,19 @@ def write_dossier(
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} holds something already", hint="Name a folder that does not exist yet.")
-    script = repro_source(case, title=title_of(finding), flaky_rate=finding.flaky_rate)
-    files = _files_of(finding, shown)
-    files |= {name if shown is None else f"{EXACT}/{name}": entry for name, entry in _long_files(case, script).items()}
-    files["repro.py"] = ("shows the fault", files["repro.py"][1])
+    long = long_repro(case, finding)
+    files = _files_of(finding, long if shown is None else shown)
+    if shown is not None and shown.control:
+        files |= {f"{EXACT}/{name}": entry for name, entry in _script_files(long).items()}
+        files[f"{EXACT}/repro.py"] = ("the recorded graph on the recorded bits", long.text.encode())
     files["graph.txt"] = ("the minimal graph", graph_text(case.graph).encode())
     if before is not None:
         files["graph_before.txt"] = ("the graph before the pass", graph_text(before).encode())
     if kernel_source is not None:
         meaning = f"source of `{finding.kernel}`, as it was generated for the program"
         files[f"kernel{kernel_source[0]}"] = (meaning, kernel_source[1].encode("utf-8", "replace"))
-    told: dict[str, Any] = {"code": script.source, "problems": script.problems, "graph": graph_text(case.graph)}
-    if shown is not None:
+    told: dict[str, Any] = {"code": long.text, "problems": long.problems, "graph": graph_text(case.graph)}
+    if shown is not None and shown.control:
         told = {"code": shown.text, "output": shown.output}
     report = report_text(
         finding,
@@ -121,33 +123,35 @@ def write_dossier(
         files={name: meaning for name, (meaning, _) in files.items()},
         log=log,
         neighbour=neighbour,
-        settings=assignments(case.configs) if shown is None else (),
+        settings=() if shown is not None and shown.control else assignments(case.configs),
         **told,
     )
     _write_folder(folder, {"REPORT.md": report.encode(), **{name: data for name, (_, data) in files.items()}})
-    return list(script.problems)
+    return list(long.problems)
 
 
-def _long_files(case: Case, script: Script) -> _Files:
-    """The repro of the recorded graph, and what it reads."""
-    files: _Files = {"repro.py": ("the recorded graph on the recorded bits", script.source.encode())}
-    for i, call in enumerate(case.calls):
-        values, records = to_bytes(call)
-        files[f"call{i}.inputs.safetensors"] = (f"memory of the arguments of call {i}", values)
-        files[f"call{i}.inputs.json"] = ("their shapes, strides and settings", records)
-    if script.constants is not None:
-        files[script.constants_name] = ("parameters, buffers and constants of the graph", script.constants)
-    if case.allowed:
-        files["allowed.safetensors"] = ("how far each element may be off", one_file_bytes({"allowed": case.allowed}))
-    return files
+def _script_files(shown: Repro) -> _Files:
+    """A script, and what it reads."""
+    files: _Files = {"repro.py": ("shows the fault", shown.text.encode())}
+    return files | {name: (_meaning_of(name), data) for name, data in shown.files.items()}
 
 
-def _files_of(finding: Finding, shown: Short | None) -> _Files:
-    """What is in every folder, and a short repro with what it reads and printed."""
-    files: _Files = {"test_repro.py": ("the same as a test", TEST.encode())}
+def _meaning_of(name: str) -> str:
+    """What is in a file that a script reads."""
+    stem, _, suffix = name.rpartition(".inputs.")
+    if stem.startswith("call"):
+        number = stem.removeprefix("call")
+        return f"memory of the arguments of call {number}" if suffix == "safetensors" else RECORDS
+    return MEANINGS.get(name, "what repro.py reads")
+
+
+def _files_of(finding: Finding, shown: Repro | None) -> _Files:
+    """What is in every folder: what was found and, where there is one, a script with what it reads and printed."""
+    files: _Files = {} if shown is None else {"test_repro.py": ("the same as a test", TEST.encode())}
     files["finding.json"] = ("what was found", finding_json(finding))
     if shown is not None:
-        files |= {name: ("what repro.py reads", data) for name, data in shown.written().items()}
+        files |= _script_files(shown)
+    if shown is not None and shown.output:
         files["output.txt"] = ("what it printed", shown.output.encode())
     return files
 
@@ -174,9 +178,7 @@ def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}-{next(_counter)}")
     try:
         temporary.mkdir()
-        for name, data in files.items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            write_new_file(temporary / name, data)
+        write_files(temporary, files)
         temporary.replace(folder)  # takes the place of an empty folder, never of one that holds something
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -186,89 +188,89 @@ def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
 def write_proof(
     folder: Path,
     finding: Finding,
-    shown: Short | None = None,
+    shown: Repro | None = None,
     *,
     code: str | None = None,
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the short repro of a program, and beside the repro that is in the folder then what belongs to it.
+    """Write the folder of a program's finding: its repro, if there is one, and what belongs to it.
 
     Args:
         code: of the report; None: the repro.
         files: name and meaning of what can be attached.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (_, data) in _files_of(finding, shown).items():
-        if shown is not None or name != "test_repro.py" or (folder / "repro.py").exists():
-            (folder / name).write_bytes(data)
+    write_files(folder, {name: data for name, (_, data) in _files_of(finding, shown).items()})
     if finding.kind != "wrong_registration":  # the program's own to mend: nothing to report
-        repro = folder / "repro.py"
-        code = repro.read_text("utf-8") if code is None and repro.exists() else code
-        output = "" if shown is None else shown.output
-        report = report_text(finding, code=code or "", output=output, versions=versions(), files=files or {})
-        (folder / "REPORT.md").write_text(report, "utf-8")
+        script = Repro("") if shown is None else shown
+        code = script.text if code is None else code
+        report = report_text(finding, code=code, output=script.output, versions=versions(), files=files or {})
+        write_files(folder, {"REPORT.md": report.encode()})
 
 
 def first_shown(
-    candidates: Iterable[Short],
+    candidates: Iterable[Repro],
     stage: Stage = "unknown",
     *,
-    long_form: Callable[[], bool] | None = None,
+    longs: Callable[[], Sequence[Repro]] = list,
+    long_first: bool = False,
     timeout_s: float = 300.0,
-) -> Short | None:
+) -> Repro | None:
     """The first of these scripts that shows its fault alone in an empty folder, and whose control shows none.
 
     None where none does.
 
     Args:
         stage: of the finding.
-        long_form: whether the long form of the proof fails alone. Asked once, behind the first script that runs to its
-            end without the fault: where the long form shows no fault either, no other script is tried.
-    """
-    for short in candidates:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ThreadPoolExecutor(2) as pool:
-            for name, data in {**short.written(), "control.py": short.control.encode()}.items():
-                (Path(folder) / name).write_bytes(data)
-            control = pool.submit(run_script, [str(Path(folder) / "control.py")], timeout_s, stage)
-            code, output = run_script([str(Path(folder) / "repro.py")], timeout_s, stage)
-            right, said = control.result()
-        lines = short.text.count("\n")
-        log.info(
-            "a short repro of %d lines: exit code %s, its control %s, %.300s %.300s", lines, code, right, output, said
-        )
-        if code == EXIT_FOUND and right == EXIT_OK:
-            return replace(short, output=output.replace(folder + os.sep, ""))
-        if code == EXIT_OK and long_form is not None:
-            if not long_form():
-                return None
-            long_form = None
-    return None
-
-
-def shown_or_long(
-    candidates: Iterable[Short],
-    stage: Stage,
-    long_form: Callable[[], tuple[int | None, list[str]]],
-    *,
-    long_first: bool = False,
-) -> tuple[Short | None, int | None, list[str]]:
-    """The first script that shows its fault alone; else how the long form does: its exit code, and what it lacks.
-
-    Args:
-        long_form: writes it and runs it; done once at most.
+        longs: returns long forms of the proof, one of which is taken where no other script shows the fault. They are
+            tried once, behind the first script that runs to its end without the fault: where they show none either, no
+            other script is tried.
         long_first: before any script.
     """
-    asked: list[tuple[int | None, list[str]]] = []
 
-    def fails() -> bool:
-        asked.append(long_form())
-        return asked[-1][0] != EXIT_OK
+    def first(scripts: Iterable[Repro]) -> tuple[Repro | None, bool]:
+        """The first that shows the fault; whether the last one ran to its end without it."""
+        gone = False
+        for script in scripts:
+            code, shown = _tried(script, stage, timeout_s)
+            gone = code == EXIT_OK
+            if shown is not None:
+                return shown, False
+        return None, gone
 
-    shown = None
-    if not long_first or fails():
-        shown = first_shown(candidates, stage, long_form=None if asked else fails)
-    code, problems = (EXIT_FOUND, []) if shown is not None else asked[0] if asked else long_form()
-    return shown, code, problems
+    long, gone = first(longs()) if long_first else (None, False)
+    asked = long_first
+    for short in () if gone else candidates:
+        code, shown = _tried(short, stage, timeout_s)
+        if shown is not None:
+            return shown
+        if code == EXIT_OK and not asked:
+            (long, gone), asked = first(longs()), True
+            if gone:
+                return None
+    return long if asked else first(longs())[0]
+
+
+def _tried(script: Repro, stage: Stage, timeout_s: float) -> tuple[int, Repro | None]:
+    """Exit code of a script that runs alone, beside its control; the script, with what it printed, if it is a proof."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ThreadPoolExecutor(2) as pool:
+        folder, control = Path(name), None
+        write_files(folder, script.written())
+        if script.control:
+            write_files(folder, {"control.py": script.control.encode()})
+            control = pool.submit(run_script, [str(folder / "control.py")], timeout_s, stage)
+        code, output = run_script([str(folder / "repro.py")], timeout_s, stage)
+        right, said = (EXIT_OK, "") if control is None else control.result()
+    lines = script.text.count("\n")
+    log.info("a script of %d lines: exit code %s, its control %s, %.300s %.300s", lines, code, right, output, said)
+    shows = code == EXIT_FOUND and right == EXIT_OK
+    return code, replace(script, output=output.replace(name + os.sep, "")) if shows else None
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files that are not there yet, some of them in folders, which are made."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_new_file(folder / name, data)
 
 
 def run_repro(folder: Path, stage: Stage = "unknown", *, timeout_s: float = 300.0) -> int:
@@ -279,4 +281,4 @@ def run_repro(folder: Path, stage: Stage = "unknown", *, timeout_s: float = 300.
     repro = Path(folder).resolve() / "repro.py"
     if not repro.is_file():
         return EXIT_UNDECIDED
-    return run_script([str(repro), "--timeout", str(timeout_s)], timeout_s + GRACE_S, stage)[0]
+    return run_script([str(repro)], timeout_s, stage)[0]

@@ -12,7 +12,7 @@ import msgspec
 from torch.fx import GraphModule
 
 from graphprobe.diagnose.case import Case
-from graphprobe.diagnose.dossier.short import Short
+from graphprobe.diagnose.dossier.template import Repro
 from graphprobe.diagnose.dossier.writer import write_dossier
 from graphprobe.diagnose.exceptions import Culprit
 from graphprobe.engine.naming import module_of, op_of, source_of
@@ -132,7 +132,7 @@ class CaseFolder:
             self.state.signature = signature
             self.save_state()
 
-    def save_repro(self, case: Case, finding: Finding, shown: Short | None = None) -> list[str]:
+    def save_repro(self, case: Case, finding: Finding, shown: Repro | None = None) -> list[str]:
         """Put the dossier of a case in the place of the one before; returns why it cannot be run, one line each.
 
         `shown`: a short repro that shows the fault.

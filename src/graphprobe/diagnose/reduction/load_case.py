@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import re
+import runpy
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -21,8 +21,6 @@ from graphprobe.engine.values import CapturedValues, capture
 from graphprobe.errors import UsageError
 
 ACCEPTED = "a folder with repro.py, a folder of a reduction, or a graph of a run that was saved as .py"
-
-_counter = itertools.count()
 
 
 def load_case(path: Path) -> Case:
@@ -56,11 +54,11 @@ def load_case(path: Path) -> Case:
 def _of_dossier(folder: Path) -> Case:
     """The case that a `repro.py` shows, from its exact form where that lies in a folder of its own."""
     folder = folder / EXACT if (folder / EXACT / "repro.py").is_file() else folder
-    module = _imported(folder / "repro.py")
-    settings = getattr(module, "SETTINGS", None)
-    if not isinstance(settings, dict) or not hasattr(module, "build"):
+    space = _run(folder / "repro.py")
+    settings = space.get("SETTINGS")
+    if not isinstance(settings, dict) or "build" not in space:
         raise UsageError(f"{folder / 'repro.py'} is no repro of graphprobe", hint="It has SETTINGS and build().")
-    graph = _built(module, folder / "repro.py")
+    graph = _built(space, folder / "repro.py")
     calls = {stem: _values(folder, stem) for stem in (f"call{i}.inputs" for i in range(settings["calls"]))}
     missing = [stem for stem, call in calls.items() if call is None]
     if missing:
@@ -83,15 +81,15 @@ def _of_dossier(folder: Path) -> Case:
 
 def case_from_graph(file: Path) -> Case:
     """A graph of a run, compiled by Inductor with the settings of this process, on the inputs that were saved."""
-    module = _imported(file)
-    if not hasattr(module, "build"):
+    space = _run(file)
+    if "build" not in space:
         raise UsageError(f"{file} defines no build()", hint=f"Name {ACCEPTED}.")
     text = file.read_text("utf-8")
     inputs = next((v for stem in (f"{file.stem}.inputs", "inputs") if (v := _values(file.parent, stem))), None)
-    inputs = inputs or _made_up(module, file)
+    inputs = inputs or _made_up(space, file)
     eager = bool(re.search(r"\beager=True\)", text))
     wants = any(record.get("requires_grad") for record in inputs.doc["values"])
-    return Case(_built(module, file), [inputs], "wrong_value", grad=eager and wants, **changed_settings().of_case())
+    return Case(_built(space, file), [inputs], "wrong_value", grad=eager and wants, **changed_settings().of_case())
 
 
 def _values(folder: Path, stem: str) -> CapturedValues | None:
@@ -99,22 +97,19 @@ def _values(folder: Path, stem: str) -> CapturedValues | None:
     return None if found is None else CapturedValues(found[1], found[0])
 
 
-def _made_up(module: ModuleType, file: Path) -> CapturedValues:
+def _made_up(space: Mapping[str, Any], file: Path) -> CapturedValues:
     """Inputs of the recorded shapes."""
-    metas = getattr(module, "METAS", None)
-    synthetic = getattr(module, "synthetic", None)
-    if metas is None or synthetic is None:
+    if "METAS" not in space or "synthetic" not in space:
         raise UsageError(f"no inputs lie beside {file}", hint="Collect with `graphprobe run --save-inputs`.")
     torch.manual_seed(0)
-    return capture([synthetic(meta) for meta in metas], rng=False)
+    return capture([space["synthetic"](meta) for meta in space["METAS"]], rng=False)
 
 
-def _built(module: ModuleType, file: Path) -> GraphModule:
-    problems = getattr(module, "PROBLEMS", ())
-    if problems:
+def _built(space: Mapping[str, Any], file: Path) -> GraphModule:
+    if problems := space.get("PROBLEMS", ()):
         raise UsageError(f"{file} cannot be rebuilt: {'; '.join(problems)}")
     try:
-        found: GraphModule = module.build()
+        found: GraphModule = space["build"]()
     except Exception as error:
         raise UsageError(
             f"{file} cannot be rebuilt: {type(error).__name__}: {error}",
@@ -123,13 +118,11 @@ def _built(module: ModuleType, file: Path) -> GraphModule:
     return found
 
 
-def _imported(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"graphprobe_case_{next(_counter)}", file)
-    if not file.is_file() or spec is None or spec.loader is None:
+def _run(file: Path) -> dict[str, Any]:
+    """What a file defines, which is loaded and not run as a program."""
+    if not file.is_file():
         raise UsageError(f"{file} is no Python file", hint=f"Name {ACCEPTED}.")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        return runpy.run_path(str(file))
     except Exception as error:
         raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
-    return module

@@ -32,8 +32,6 @@ STALE_S = 5.0
 """After so long the repro on disk is replaced by that of the best case so far; at the end in any case."""
 
 REPRO_S = 300.0
-HANG_REPRO_S = 60.0
-"""For a repro that is not expected to end: it is small, and a process needs less than that to start and compile it."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +250,7 @@ def _finished(
         if run and saver.shorten(oracle.longest_s if isinstance(oracle, CompilerOracle) else 0.0):
             code = EXIT_FOUND
         elif run and not by_command:
-            hangs = reduction.signature == sign.HANG
-            code = run_repro(folder / REPRO, timeout_s=HANG_REPRO_S if hangs else REPRO_S)
+            code = run_repro(folder / REPRO, timeout_s=REPRO_S)
     return CaseReduction(
         reduction=reduction,
         folder=folder,

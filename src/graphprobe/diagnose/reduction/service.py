@@ -21,7 +21,7 @@ from torch.fx import symbolic_trace
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.check_case import allowed, program_of, reference_of, settings_of
-from graphprobe.diagnose.dossier.case_check import directly
+from graphprobe.diagnose.dossier.case_check import whole_or_directly
 from graphprobe.diagnose.reduction import signature as sign
 from graphprobe.diagnose.reduction.edits import NotApplicable, Recipe
 from graphprobe.diagnose.reduction.problem import Problem
@@ -36,8 +36,6 @@ from graphprobe.judge.judging import Difference, compare, identical
 from graphprobe.judge.observation import Observation, read
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.reduce.outcome import Answer, OracleVerdict
-
-UNSUPPORTED = "torch._dynamo.exc.Unsupported"
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -160,28 +158,14 @@ def compiled_calls(case: Case, backend: Callable[[], Any] | None) -> tuple[list[
     A graph that Dynamo does not trace again in one piece goes to the backend directly, as in a repro.
     """
     with contextlib.nullcontext() if case.caches else bypassed(), settings_of(case):
-        calls, raised = _compiled(case, backend)
-        refused = [r for r in (raised, *(c.raised for c in calls)) if r is not None and r.type == UNSUPPORTED]
-        if refused:
-            calls, raised = _compiled(case, backend, direct=True)
-    return calls, raised
-
-
-def _compiled(
-    case: Case, backend: Callable[[], Any] | None, *, direct: bool = False
-) -> tuple[list[Observation], Raised | None]:
-    torch.compiler.reset()
-    program = program_of(case)
-    try:
-        chosen = case.backend if backend is None else backend()
-        compiled: Callable[..., Any]
-        if direct:
-            compiled = directly(program.fn, {"backend": chosen})  # type: ignore[arg-type]
-        else:
-            compiled = torch.compile(program.fn, backend=chosen, dynamic=case.dynamic, fullgraph=True)
-        return [read(r) for r in program.run(lambda _: compiled)], None
-    except Exception as error:
-        return [], raised_from(error)
+        torch.compiler.reset()
+        program = program_of(case)
+        try:
+            chosen = case.backend if backend is None else backend()
+            compiled = whole_or_directly(program.fn, chosen, case.dynamic)  # type: ignore[arg-type]
+            return [read(r) for r in program.run(lambda _: compiled)], None
+        except Exception as error:
+            return [], raised_from(error)
 
 
 def _of_exception(raised: Raised, question: Question) -> Answer:

@@ -13,8 +13,7 @@ import torch
 
 from graphprobe.diagnose import notes
 from graphprobe.diagnose.dossier.plain import PlainInputs
-from graphprobe.diagnose.dossier.short import Short
-from graphprobe.diagnose.dossier.template import check_text, script_of
+from graphprobe.diagnose.dossier.template import Repro, check_text, script_of
 from graphprobe.diagnose.dossier.whole_proof import PROGRAM_S
 from graphprobe.diagnose.dossier.writer import first_shown, write_proof
 from graphprobe.diagnose.ladder import Ladder
@@ -234,7 +233,7 @@ def prove_registration(
         write_proof(folder, finding, shown)
 
 
-def _scripts(finding: Finding, fn: Any, op: Overload, args: list[Any], kwargs: dict[str, Any]) -> Iterator[Short]:
+def _scripts(finding: Finding, fn: Any, op: Overload, args: list[Any], kwargs: dict[str, Any]) -> Iterator[Repro]:
     """Scripts with the program as text, and with the file that defines the operator."""
     for define in (partial(_as_text, fn), partial(_from_file, finding, op)):
         try:
@@ -261,7 +260,7 @@ def _from_file(finding: Finding, op: Overload) -> tuple[list[str], str]:
 
 def _script(
     finding: Finding, op: Overload, args: list[Any], kwargs: dict[str, Any], imports: list[str], definition: str
-) -> Short:
+) -> Repro:
     inputs = PlainInputs("drawn")
     values = [*args, *kwargs.values()]
     names = [argument.name for argument in op._schema.arguments][: len(args)] + list(kwargs)
@@ -275,7 +274,7 @@ def _script(
     seed = ["torch.manual_seed(0)"] if inputs.drawn else []
     check = "\n".join([*seed, *inputs.lines, check_text(finding.kind, expected, actual, text=True)])
     text = script_of([finding.reason.partition(". ")[0]], imports, [definition], lambda brief: check, as_main=True)
-    return Short(text, text.replace(actual, expected))
+    return Repro(text, text.replace(actual, expected))
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -1,18 +1,22 @@
-"""The lower half of every long repro: runs a program, uncompiled or compiled, and compares what a user can see.
+"""The lower half of a long repro: all there is to see of a program's calls, which run in processes of their own.
 
-What is between the marks is copied, as text, into each such repro, behind that of `proof_run`. It needs torch and the
-standard library.
+What is between the marks is copied, as text, into each such repro. It needs torch and the standard library.
 """
 
 from __future__ import annotations
 
-# <check>
+# <seen>
 import contextlib
 import functools
 import importlib
+import itertools
 import json
+import os
 import random
+import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 import types
 import zlib
@@ -22,141 +26,51 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.dossier.proof_run import REPORT, end_with_parent, options_of
-
 PLAIN = (type(None), bool, int, complex, str, bytes, torch.dtype, torch.device)
 SHOWN = 9
-"""Differences that are reported of one call."""
+"""Differences that are reported."""
+CHILD, COMPILED, RAISED = "--child", "--compiled", "the exception"
+ARGUMENTS = sys.argv[1:]
 Seen = dict[str, Any]
-"""What there is to see after a call, by path: tensors with their kind, texts; or the exception that ended it."""
-
-
-class Check:
-    """A program, how it is compiled, and what there is to see of it.
-
-    Args:
-        calls: arguments, and arguments by name, of each.
-        compiled: arguments of `torch.compile`.
-        more: other attributes.
-    """
-
-    names: Mapping[str, Any] = types.MappingProxyType({})  # globals of the program
-    between: Callable[[Any, int], Any] | None = None  # runs before each call but the first
-    grad: bool | None = None  # True: run a backward, too; False: under no_grad
-    watched: Sequence[str] = ()  # which of the globals are compared
-    modules: Sequence[str] = ("__main__",)  # the program's; nothing of other modules is looked into
-    tolerance: float | None = None  # None: the root of the dtype's epsilon; 0: every bit counts
-    goes_on = False  # whether the next call comes where one has raised
-
-    def __init__(self, fn: Any, calls: Sequence[Any], compiled: Mapping[str, Any], **more: Any) -> None:
-        self.fn, self.calls, self.compiled = fn, calls, compiled
-        vars(self).update(more)
-
-    def given(self, i: int) -> Any:
-        """The arguments of a call, and those by name."""
-        return self.calls[i]
-
-    def call(self, function: Callable[..., Any], i: int, args: Any, kwargs: Any) -> Any:
-        """What a call returns."""
-        with torch.no_grad() if self.grad is False else contextlib.nullcontext():
-            return function(*args, **kwargs)
-
-    def run(self, function: Callable[..., Any], tell: Callable[..., None] = lambda **_: None) -> list[Seen]:
-        """What there is to see after each call."""
-        seen: list[Seen] = []
-        random.seed(0)
-        torch.manual_seed(0)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
-        for i in range(len(self.calls)):
-            tell(phase=f"call {i}")
-            if i and self.between is not None:
-                self.between(self.fn, i)
-            try:
-                args, kwargs = self.given(i)
-                drawn = torch.get_rng_state()
-                result = self.call(function, i, args, kwargs)
-                if self.grad:
-                    backward(tensors_in(result, []))
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()  # so that an error of a kernel shows here
-            except Exception as error:
-                seen.append({"raised": shown(error)})
-                if self.goes_on:
-                    continue
-                break
-            look = Look(self.modules)
-            self.look(look, args, kwargs)
-            look.result(result)
-            # Compiled code draws other numbers by design: it only counts whether it draws any.
-            look.found["torch's generator"] = "as before" if torch.equal(drawn, torch.get_rng_state()) else "moved"
-            seen.append(look.found)
-            for tensor in look.leaves if self.grad else ():
-                tensor.grad = None
-        return seen
-
-    def look(self, look: Look, args: Any, kwargs: Any) -> None:
-        """Look at what a call may have changed."""
-        for name in (name for name in self.watched if name in self.names):
-            look.at(self.names[name], name)
-        for value, name in ((args, "args"), (kwargs, "kwargs"), (self.fn, "fn")):
-            look.at(value, name)
-
-    def uncompiled(self) -> list[Seen]:
-        """What there is to see uncompiled."""
-        return self.run(self.fn)
-
-    def compare(self, wanted: Sequence[Seen], tell: Callable[..., None]) -> None:
-        """Run it compiled, and report what is not as it is uncompiled."""
-        self.report(wanted, self.run(torch.compile(self.fn, **self.compiled), tell), tell)
-
-    def report(self, wanted: Sequence[Seen], got: Sequence[Seen], tell: Callable[..., None]) -> bool:
-        """Whether anything differs."""
-        lines = [
-            f"call {i}: {line}"
-            for i, (want, have) in enumerate(zip(wanted, got, strict=False))
-            for line in list(differences(want, have, functools.partial(self.limit, i)))[:SHOWN]
-        ]
-        for line in lines:
-            tell(difference=line)
-        return bool(lines)
-
-    def limit(self, call: int, path: str, value: torch.Tensor) -> torch.Tensor:
-        """How far each element of a value may be off."""
-        tolerance = torch.finfo(value.dtype).eps ** 0.5 if self.tolerance is None else self.tolerance
-        return tolerance * size_of(value)
+"""What there is to see after calls, by path: tensors with their kind, texts; of a call that raises its exception."""
 
 
 class Look:
-    """What can be reached from values, by path: tensors with their kind, and texts for everything else."""
+    """What can be reached from values, by path.
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self.modules, self.found = modules, dict[str, Any]()
+    Args:
+        call: what each path begins with.
+        modules: of the program; nothing of other modules is looked into.
+    """
+
+    def __init__(self, call: str = "", modules: Sequence[str] = ("__main__",)) -> None:
+        self.call, self.modules, self.found = call, modules, Seen()
         self.known: dict[int, tuple[str, Any]] = {}
         self.memory: dict[int, str] = {}
         self.leaves: list[torch.Tensor] = []
 
     def at(self, value: Any, path: str) -> None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        where = self.call + path
         if isinstance(value, torch.Tensor):
             dense = value if value.layout is torch.strided and not value.is_quantized else value.to_dense()
-            self.found[path] = (f"{value.dtype} {tuple(value.shape)}", plain(dense))
+            self.found[where] = (f"{value.dtype} {tuple(value.shape)}", plain(dense))
             if address_of(value):
                 self.memory.setdefault(address_of(value), path)
             if (value.is_leaf or value.retains_grad) and value.grad is not None:
                 self.at(value.grad, f"{path}.grad")
                 self.leaves.append(value)
         elif isinstance(value, float):
-            self.found[path] = (kind, torch.tensor(value))
+            self.found[where] = (kind, torch.tensor(value))
         elif getattr(getattr(value, "dtype", None), "kind", "") in tuple("biufc"):  # of numpy
-            self.found[path] = (f"{kind} {value.dtype} {value.shape}", torch.tensor(value.tolist()))
+            self.found[where] = (f"{kind} {value.dtype} {value.shape}", torch.tensor(value.tolist()))
         elif isinstance(value, PLAIN):
-            self.found[path] = f"{value!r:.500}"
+            self.found[where] = f"{value!r:.500}"
         elif id(value) in self.known:
-            self.found[path] = f"the same object as {self.known[id(value)][0]}"
+            self.found[where] = f"the same object as {self.known[id(value)][0]}"
         else:
             self.known[id(value)] = (path, value)
-            self.found[path], parts = self.inside(value, kind)
+            self.found[where], parts = self.inside(value, kind)
             own = (
                 isinstance(value, (type, types.ModuleType, types.FunctionType))
                 or type(value).__module__ in self.modules
@@ -209,11 +123,11 @@ class Look:
         for i, tensor in enumerate(tensors_in(result, [])):
             if tensor.layout is torch.strided and tensor.numel():
                 steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-                self.found[f"strides of tensor {i} of the result"] = str(steps)
-                self.found[f"memory of tensor {i} of the result"] = memory.get(address_of(tensor), "its own")
+                self.found[f"{self.call}strides of tensor {i} of the result"] = str(steps)
+                self.found[f"{self.call}memory of tensor {i} of the result"] = memory.get(address_of(tensor), "its own")
                 memory.setdefault(address_of(tensor), f"tensor {i} of the result")
         states = [random.getstate(), *(m.random.get_state() for m in [sys.modules.get("numpy")] if m)]
-        self.found["generators of random and numpy"] = str(zlib.crc32(repr(states).encode()))
+        self.found[self.call + "generators of random and numpy"] = str(zlib.crc32(repr(states).encode()))
 
 
 def is_data(module: str) -> bool:
@@ -268,12 +182,14 @@ def shown(error: Exception) -> str:
 
 def differences(want: Seen, have: Seen, limit: Callable[[str, torch.Tensor], torch.Tensor]) -> Iterator[str]:
     """What is not as it is uncompiled. `limit`: returns how far the elements of a value may be off."""
-    if "raised" in want or "raised" in have:
-        both = [f"it raises {seen['raised']}" if "raised" in seen else "it does not raise" for seen in (want, have)]
-        if not ("raised" in want and "raised" in have):
-            yield f"uncompiled {both[0]}; compiled {both[1]}"
-        return
-    for path in dict.fromkeys([*want, *have]):
+    paths = list(dict.fromkeys([*want, *have]))
+    if raised := [path for path in paths if path.endswith(RAISED)]:
+        paths = [path for path in want if path in have and path not in raised]  # what comes behind is not compared
+    for path in raised:
+        texts = [f"it raises {seen[path]}" if path in seen else "it does not raise" for seen in (want, have)]
+        if (path in want) != (path in have):
+            yield f"{path.removesuffix(RAISED)}uncompiled {texts[0]}; compiled {texts[1]}"
+    for path in paths:
         a, b = want.get(path), have.get(path)
         if path.endswith(".grad") and (a is None or b is None) and not (a or b or (0, torch.zeros(1)))[1].any():
             continue  # none is like zeros
@@ -306,64 +222,118 @@ def difference(left: torch.Tensor, right: torch.Tensor, limit: Callable[[torch.T
     return f"{text}: uncompiled {left[at].item()}, compiled {right[at].item()}{why}"
 
 
-def write(seen: Sequence[Seen], file: Path) -> None:
-    """Keep what was seen: a line of JSON, then the bytes of the tensors."""
-    data, head = bytearray(), []
-    for call in seen:
-        told: dict[str, Any] = {}
-        for path, value in call.items():
-            told[path] = value
+def seen_of(check: Mapping[str, Any], function: Callable[..., Any], *, run: str = "") -> Seen:
+    """All there is to see after each call of a program, up to one that raises.
+
+    Args:
+        check: `fn`, the program; `calls`, arguments and arguments by name of each. Where they are there: `between`,
+            which runs before each call but the first; `grad`, True: run a backward, too, False: under no_grad; `names`,
+            the program's globals, and `watched`, those that are compared; `modules`, the program's.
+        function: what is called: the program, uncompiled or compiled.
+        run: what each path begins with.
+    """
+    found, fn, grad, names = Seen(), check["fn"], check.get("grad"), check.get("names", {})
+    random.seed(0)
+    torch.manual_seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    for i, (args, kwargs) in enumerate(check["calls"]):
+        if i and "between" in check:
+            check["between"](fn, i)
+        drawn = torch.get_rng_state()
+        try:
+            with torch.no_grad() if grad is False else contextlib.nullcontext():
+                result = function(*args, **kwargs)
+            if grad:
+                backward(tensors_in(result, []))
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # so that an error of a kernel shows here
+        except Exception as error:
+            return found | {f"{run}call {i}: {RAISED}": shown(error)}
+        look = Look(f"{run}call {i}: ", check.get("modules", ("__main__",)))
+        watched = {name: names[name] for name in check.get("watched", names) if name in names}
+        for name, value in {**watched, "args": args, "kwargs": kwargs, "fn": fn}.items():
+            look.at(value, name)
+        look.result(result)
+        # Compiled code draws other numbers by design: it only counts whether it draws any.
+        same = torch.equal(drawn, torch.get_rng_state())
+        found |= look.found | {f"{look.call}torch's generator": "as before" if same else "moved"}
+        for tensor in look.leaves if grad else ():
+            tensor.grad = None
+    return found
+
+
+def keep(look: Callable[[bool], Seen]) -> None:
+    """In a process that `apart` has started: keep what is seen, uncompiled or compiled, and end."""
+    for flag, name in itertools.pairwise(ARGUMENTS):
+        if flag == "--import":
+            importlib.import_module(name)
+    if CHILD not in ARGUMENTS:
+        return
+    folder, kept = Path(ARGUMENTS[1]), dict[str, Any]()
+    try:
+        for path, value in look(COMPILED in ARGUMENTS).items():
+            kept[path] = value
             if not isinstance(value, str):
                 kind, tensor = value
-                told[path] = [kind, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), len(data)]
-                data += tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        head.append(told)
-    file.write_bytes(json.dumps(head).encode() + b"\n" + data)
+                data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes().hex() if tensor.numel() else ""
+                kept[path] = [kind, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data]
+    except Exception as error:
+        traceback.print_exc()
+        (folder / "undecided").write_text(shown(error).removeprefix(f"{__name__}.Undecided: "), "utf-8")
+        os._exit(125)
+    (folder / "seen").write_text(json.dumps(kept), "utf-8")
+    os._exit(0)
 
 
-def read(file: Path) -> list[Seen]:
-    """What `write` has kept."""
-    head, _, data = file.read_bytes().partition(b"\n")
-    seen: list[Seen] = json.loads(head)
-    for call in seen:
-        for path, value in call.items():
-            if not isinstance(value, str):
-                tensor = torch.empty(value[2], dtype=getattr(torch, value[1]))
-                if tensor.numel():
-                    raw = bytearray(data[value[3] : value[3] + tensor.numel() * tensor.itemsize])
-                    tensor = torch.frombuffer(raw, dtype=tensor.dtype).reshape(value[2])
-                call[path] = (value[0], tensor)
+def apart(file: str, kind: str, *mode: str, limit_s: float | None = None) -> Seen:
+    """What is seen in a process of its own, which runs the file again, and may crash or hang.
+
+    Args:
+        kind: of the fault.
+        mode: `COMPILED`, or nothing.
+        limit_s: after which it hangs; None: it may take as long as it likes.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, *["-I"] * sys.flags.isolated, file, CHILD, folder, *mode, *ARGUMENTS]
+        code, ended = 1, f"did not end within {limit_s or 0:g} s"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=limit_s, check=False).returncode
+            signals = {int(one): one.name for one in signal.Signals}
+            ended = f"was killed by {signals.get(-code, -code)}" if code < 0 else f"ended with exit code {code}"
+        left = {kept.name: kept.read_text("utf-8") for kept in Path(folder).iterdir()}
+    if code == 125 or ("seen" not in left and not mode):
+        why = left.get("undecided", f"the process {ended} before the {'' if mode else 'un'}compiled run was done")
+        sys.stdout.write(f"CANNOT DECIDE: {why}\n")
+        sys.exit(125)
+    if "seen" not in left:
+        sys.stdout.write(f"the process {ended}; the uncompiled run went well\nFAULT: {kind}\n")
+        sys.exit(1)
+    seen: Seen = json.loads(left["seen"])
+    for path, value in seen.items():
+        if not isinstance(value, str):
+            data, dtype = bytearray.fromhex(value[3]), getattr(torch, value[1])
+            tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            seen[path] = (value[0], tensor.reshape(value[2]))
     return seen
 
 
-def child(make: Callable[[], Check]) -> int:
-    """One of two processes: runs uncompiled, and keeps what there is to see, or compiled, and compares with that."""
-    options = options_of(sys.argv[1:])
-    end_with_parent()
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        resource = importlib.import_module("resource")
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-    def tell(**event: Any) -> None:
-        with (options.child / REPORT).open("a", encoding="utf-8") as report:
-            report.write(json.dumps(event) + "\n")
-
-    try:
-        for module in options.modules:
-            importlib.import_module(module)
-        kept, check = options.child / "uncompiled", make()
-        if kept.exists():
-            check.compare(read(kept), tell)
-            tell(phase="after the calls", compiled=True)
-        else:
-            write(check.uncompiled(), kept)
-            tell(uncompiled=True)
-    except Exception as error:
-        undecided = type(error).__name__ == "Undecided"
-        if not undecided:
-            traceback.print_exc()
-        tell(undecided=str(error) if undecided else shown(error))
+def reported(kind: str, found: Iterator[str], unsaved: str = "") -> int:
+    """The exit code; what differs is told, and else what could not be saved, without which nothing can be said."""
+    lines = list(itertools.islice(found, SHOWN))
+    if lines:
+        sys.stdout.write("\n".join([*lines, f"FAULT: {kind}\n"]))
+        return 1
+    if unsaved:
+        sys.stdout.write(f"CANNOT DECIDE: no difference, but this could not be saved: {unsaved}\n")
+        return 125
+    sys.stdout.write("GONE: compiled and uncompiled agree\n")
     return 0
 
 
-# </check>
+def within(tolerance: Callable[[float], float]) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """How far each element of a value may be off, relative to it and to the rms of all; `tolerance`: of an epsilon."""
+    return lambda path, value: size_of(value) * tolerance(torch.finfo(value.dtype).eps)
+
+
+# </seen>
