@@ -1,6 +1,7 @@
 """A call that runs code which does not hold for it, as the program drops guards: the guard is named, with its line."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch._dynamo.decorators import mark_unbacked
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+import graphprobe
 from graphprobe.diagnose.searches.dropped_guards import blame_dropped_guard
 from graphprobe.findings import Finding
 from graphprobe.internals.dynamo.compile_calls import Compiled
@@ -116,3 +118,18 @@ def test_a_script_that_leaves_guards_out_by_its_stance(diagnosed: Diagnosed) -> 
     assert "runs code that was compiled for another call" in finding["reason"]
     _, document = diagnosed("stance.py", text=STANCE.replace("FACTORS", "2, 2"), code=0)
     assert {d["verdict"] for d in document["diagnoses"]} == {"healthy"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["fork", "process"])
+def test_calls_of_a_function_that_was_compiled_with_a_filter(
+    isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHPROBE_ISOLATION", isolation)
+    compiled = torch.compile(half, dynamic=True, options={"guard_filter_fn": lambda guards: [False for _ in guards]})
+    wrong = graphprobe.diagnose(compiled, calls=[of(4), of(12)], out=tmp_path / "wrong", workaround=False)
+    (finding,) = wrong.findings
+    assert (finding.stage, finding.proof) == ("runtime", "program")
+    assert "size()[0] <= 8` fails for this call, which has 12" in finding.reason
+    right = graphprobe.diagnose(compiled, calls=[of(4), of(6)], out=tmp_path / "right")
+    assert right.verdict == "healthy"

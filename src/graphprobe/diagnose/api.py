@@ -177,6 +177,7 @@ def prepared(
         folder,
         fullgraph=bool(compiled.fullgraph),
         inductor_settings=_inductor_settings(compiled),
+        guard_filter=compiled.guard_filter,
     )
 
 

@@ -373,11 +373,8 @@ def run_program(
     if backend is not compilation.backend and not isinstance(backend, str):
         backend.__name__ = compilation.told_backend  # as errors name it
 
-    def make(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(fn, backend=backend, dynamic=compilation.dynamic, fullgraph=compilation.fullgraph)
-
     with compilation.configured():
-        for record, error in program.steps(make):
+        for record, error in program.steps(functools.partial(compilation.compiled, backend=backend)):
             report.calls.append(record)
             if error is not None and report.origin is None:
                 report.origin = origin_of(error)

@@ -79,6 +79,7 @@ class Compilation:
         first: one fault is enough.
         fullgraph: as `torch.compile` takes it.
         inductor_settings: what the mode and the options of `torch.compile` set for Inductor, by name.
+        guard_filter: says which guards are kept, as the option `guard_filter_fn` of `torch.compile`; None: all are.
         called_from: `file:line` of the program that calls what is compiled; None where no line of it does.
     """
 
@@ -90,7 +91,15 @@ class Compilation:
     fullgraph: bool = False
     first: bool = False
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
+    guard_filter: Callable[..., Any] | None = None
     called_from: str | None = field(default_factory=line_of_caller, compare=False)
+
+    def compiled(self, fn: Callable[..., Any], backend: str | Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """`fn` as the program compiles it, or with another backend."""
+        backend = self.backend if backend is None else backend
+        options = None if self.guard_filter is None else {"guard_filter_fn": self.guard_filter}
+        how: dict[str, Any] = {"dynamic": self.dynamic, "fullgraph": self.fullgraph, "options": options}
+        return torch.compile(fn, backend=backend, **how)
 
     @property
     def is_inductor(self) -> bool:

@@ -24,9 +24,11 @@ from graphprobe.diagnose.ladder import Ladder
 from graphprobe.diagnose.notes import as_the_program_fails
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.searches import relations
+from graphprobe.diagnose.searches.dropped_guards import blame_dropped_guard
 from graphprobe.diagnose.searches.whole import find_whole
 from graphprobe.diagnose.settle import held_against
 from graphprobe.findings import STAGES, Finding, Stage, told_more
+from graphprobe.internals.dynamo.compile_calls import Compiled
 from graphprobe.judge.effect_walk import names_of_code
 from graphprobe.judge.judging import Difference, worst_of
 from graphprobe.judge.refusals import user_line
@@ -199,12 +201,20 @@ def _unexplained(ladder: Ladder, rung: RungName, differences: Sequence[Differenc
         with ladder.in_time("whether each call is right if it is compiled afresh"):
             if rung == "dynamo" and relations.is_unguarded(ladder, first):
                 for finding in found:
-                    finding.reason = told_more(finding.reason, relations.UNGUARDED)
-                    finding.relation = relations.STALE.format(finding.op) if finding.op else None
+                    _unguarded(ladder, finding, first)
         return found
     if first.kind in RAISED and known.op is not None and known.stage != "unknown":
         ladder.result.notes[-1] = ladder.result.notes[-1].replace(f"{BLAME} was not found out", ERROR_NAMES)
     return [known]
+
+
+def _unguarded(ladder: Ladder, finding: Finding, first: Difference) -> None:
+    """Say which guard the program drops, or that no guard looks at what has changed."""
+    program, how = ladder.program, ladder.compilation
+    compiled = Compiled(program.fn, "eager", how.dynamic, guard_filter=how.guard_filter)
+    if not blame_dropped_guard(finding, compiled, program.calls, program.calls[first.call], ladder.limits.budget):
+        finding.reason = told_more(finding.reason, relations.UNGUARDED)
+        finding.relation = relations.STALE.format(finding.op) if finding.op else None
 
 
 def _evidence(ladder: Ladder, rung: RungName, origin: Origin | None, first: Difference) -> Evidence:

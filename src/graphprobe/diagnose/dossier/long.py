@@ -16,7 +16,7 @@ from torch import fx
 
 from graphprobe.diagnose.case import Case
 from graphprobe.diagnose.dossier import seen
-from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend
+from graphprobe.diagnose.dossier.own_backend import OwnBackend, merged_text, own_backend, own_hook
 from graphprobe.diagnose.dossier.report import title_of
 from graphprobe.diagnose.dossier.template import Repro, long_script
 from graphprobe.diagnose.program import Program
@@ -199,10 +199,12 @@ def compilation_text(compilation: Compilation) -> tuple[dict[str, str], str, lis
     if why:
         raise Unwritable(why)
     changed = compilation.changed()
-    text = own_lines(own, changed.hooks)
+    keeps = None if compilation.guard_filter is None else own_hook(compilation.guard_filter)
+    text = own_lines(own, changed.hooks, [] if keeps is None else [keeps])
     if text is None:
         raise Unwritable("the backend and the hooks use one name for different things")
     options = {"backend": json.dumps(compilation.backend) if own is None else own.name}
+    options |= {} if keeps is None else {"options": f"{{'guard_filter_fn': {keeps.name}}}"}
     options |= {} if compilation.dynamic is None else {"dynamic": repr(compilation.dynamic)}
     options |= {"fullgraph": "True"} if compilation.fullgraph else {}
     packages = [f"import torch._{package}.config" for package, changes in changed.configs.items() if changes]
@@ -256,13 +258,13 @@ def _imported(roots: Mapping[str, Any]) -> ProgramText:
     return found
 
 
-def own_lines(own: OwnBackend | None, hooks: Mapping[str, OwnBackend]) -> str | None:
-    """Text that defines a backend and hooks, and puts the hooks where they belong; None where names clash.
+def own_lines(own: OwnBackend | None, hooks: Mapping[str, OwnBackend], others: Sequence[OwnBackend] = ()) -> str | None:
+    """Text that defines a backend, hooks and others, and puts the hooks where they belong; None where names clash.
 
     Args:
         hooks: by package and dotted name of the setting, as in `Case.hooks`.
     """
-    text = merged_text([*([own] if own is not None else []), *hooks.values()])
+    text = merged_text([*([own] if own is not None else []), *hooks.values(), *others])
     if text is None:
         return None
     places = [(*name.split(".", 1), hook.name) for name, hook in hooks.items()]

@@ -9,6 +9,8 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from types import CodeType
 from typing import Any, Literal
 
@@ -199,8 +201,8 @@ class Experiment:
             rewrite(self.functions, lambda n: "apart" if n in pieces else "", alone, lambda value, _: value)
             return self.program.run(lambda fn: fn)
         rewrite(self.functions, lambda n: way if n in pieces else "")
-        dynamic, fullgraph = self.compilation.dynamic, self.compilation.fullgraph and not pieces
-        return self.program.run(lambda fn: torch.compile(fn, backend="eager", dynamic=dynamic, fullgraph=fullgraph))
+        compilation = replace(self.compilation, fullgraph=self.compilation.fullgraph and not pieces)
+        return self.program.run(partial(compilation.compiled, backend="eager"))
 
     def proven(self, pieces: Sequence[int]) -> bool:
         """Whether it is what the pieces do, and not only the breaks of the graph around them."""

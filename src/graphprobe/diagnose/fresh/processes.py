@@ -226,6 +226,7 @@ def save(program: Program, compilation: Compilation, folder: Path) -> None:
         "between": program.between,
         "backend": (registered(backend) or backend) if isinstance(backend, str) else backend,
         "inductor_settings": dict(compilation.inductor_settings),
+        "guard_filter": compilation.guard_filter,
         "hooks": {name: hook.live for name, hook in changed.hooks.items()},
     }
     text = placed_text(roots)
@@ -269,7 +270,8 @@ def _made(request: StepRequest, folder: Path, stack: contextlib.ExitStack) -> Ca
     arguments[request.given[Program.__name__]] = program
     if given:
         given["folder"] = Path(given["folder"])
-        made = Compilation(roots["backend"], inductor_settings=settings, **given)
+        more = {"inductor_settings": settings, "guard_filter": roots["guard_filter"]}
+        made = Compilation(roots["backend"], **more, **given)
         arguments[request.given[Compilation.__name__]] = made
     saved.generators.put_in_place()
     return partial(function, **arguments)

@@ -42,8 +42,8 @@ class _Failed:
 
 def blame_dropped_guard(
     finding: Finding, compiled: Compiled, earlier: Sequence[Call], call: Call, budget: TimeBudget
-) -> None:
-    """Make the guard that was dropped the culprit of a finding, if there is one.
+) -> bool:
+    """Make the guard that was dropped the culprit of a finding; whether there is one.
 
     Args:
         compiled: what the program compiles.
@@ -55,7 +55,7 @@ def blame_dropped_guard(
         NoTimeLeft: the budget was ended meanwhile.
     """
     if not earlier:
-        return
+        return False
     step = partial(_dropped, compiled, earlier[0], call)
     found = isolated(step, timeout_s=min(STEP_LIMIT_S, budget.left_s), wait=budget.check).value
     if found is not None:
@@ -64,7 +64,8 @@ def blame_dropped_guard(
         text = guard.text.partition("  # ")[0].strip()
         actual = f", which has {guard.actual}" if guard.actual is not None else ""
         finding.stage, finding.source = "runtime", place or finding.source
-        finding.reason = told_more(DROPPED.format(text=text, actual=actual), finding.reason)
+        finding.reason = told_more(finding.reason, DROPPED.format(text=text, actual=actual))
+    return found is not None
 
 
 def _dropped(compiled: Compiled, first: Call, call: Call) -> FailedGuard | None:

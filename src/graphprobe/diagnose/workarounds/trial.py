@@ -102,12 +102,14 @@ def priced(program: Program, compilation: Compilation, change: list[WayAround]) 
 
 
 def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Callable[[], float]:
-    """What makes the last call of the program twice, with its backward, and returns the second one's seconds."""
-    fn: Any = program.fn
-    if compiled:
-        backend, dynamic = compilation.backend, compilation.dynamic
-        fn = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=compilation.fullgraph)
+    """What makes the last call of the program twice, with its backward, and returns the second one's seconds.
+
+    Raises:
+        ValueError: the call changes the shape of an argument, so that each one is another call.
+    """
+    fn: Any = compilation.compiled(program.fn) if compiled else program.fn
     args, kwargs = program.calls[-1]
+    shapes = [tensor.shape for tensor in tensors_of((args, kwargs))]
 
     def call() -> float:
         run()
@@ -124,6 +126,8 @@ def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Ca
     with compilation.configured():
         for _ in range(WARM):
             run()
+    if shapes != [tensor.shape for tensor in tensors_of((args, kwargs))]:
+        raise ValueError("the program changes the shape of an argument")
     return call
 
 
