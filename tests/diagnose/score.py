@@ -2,6 +2,7 @@
 
 python tests/diagnose/score.py [FOLDER | NAME]… [--out FILE] [--jobs N]
 python tests/diagnose/score.py --of RESULTS.xml: rows that `pytest --junitxml RESULTS.xml` recorded (judged_cases.py)
+python tests/diagnose/score.py --table FILE…: the workarounds in what `--out` has written, here or of a ward
 folders: planted, tracker, controls, injected
 """
 
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -114,6 +117,28 @@ def run(name: str, timeout_s: float, python: str = sys.executable) -> dict[str, 
     return {"name": name, "expected": expected, "seconds": seconds, "score": score, "diagnosis": found}
 
 
+KINDS = ("setting", "fallback", "uncompiled", "backend", "none")
+"""Of workarounds; a set of changes counts as the last of its kinds."""
+
+
+def table(files: Sequence[Path]) -> None:
+    """For each stage how many findings have a workaround of each kind; then who has none, with what was tried."""
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+    diagnoses = [(row["name"], row.get("diagnosis") or row.get("result") or {"findings": []}) for row in rows]
+    counts, without = Counter[tuple[str, str]](), list[str]()
+    for name, finding in ((name, finding) for name, one in diagnoses for finding in one["findings"]):
+        kinds = [one["kind"] for one in finding["workarounds"]] or ["none"]
+        counts[finding["stage"], max(kinds, key=KINDS.index)] += 1
+        if not finding["workarounds"]:
+            why = f"{len(finding['tried'])} changes were tried" if finding["tried"] else "none is tried"
+            without.append(f"{name}: {finding['stage']}, {finding['op']}: {why}")
+    print(f"{'':<14}", *(f"{kind:>10}" for kind in KINDS), f"{'all':>6}")
+    for stage in (*sorted({stage for stage, _ in counts}), "all"):
+        of = [sum(n for (s, k), n in counts.items() if k == kind and stage in (s, "all")) for kind in KINDS]
+        print(f"{stage:<14}", *(f"{n:>10}" for n in of), f"{sum(of):>6}")
+    print(*without, sep="\n")
+
+
 def recorded(results: Path) -> list[dict[str, Any]]:
     """Rows that the tests of the cases recorded in the JUnit file of a test run."""
     found = ElementTree.parse(results).iterfind(".//property[@name='row']")
@@ -135,12 +160,16 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=list(FOLDERS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--of", type=Path, metavar="RESULTS.xml")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600)
     parser.add_argument("--child", nargs=2)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
+        return
+    if options.table:
+        table(options.table)
         return
     if options.of:
         rows = recorded(options.of)

@@ -14,6 +14,7 @@ import torch
 
 from graphprobe.diagnose.dossier.report import with_workarounds
 from graphprobe.diagnose.dynamo.rewriting import SourcePiece, rewrite
+from graphprobe.diagnose.program import Program
 from graphprobe.diagnose.rungs import RungReport
 from graphprobe.diagnose.settings import Compilation
 from graphprobe.diagnose.workarounds import search
@@ -30,7 +31,7 @@ from graphprobe.diagnose.workarounds.candidates import (
     together,
 )
 from graphprobe.diagnose.workarounds.edits import PieceEdit, edit_of, edited, put_in
-from graphprobe.diagnose.workarounds.trial import Price
+from graphprobe.diagnose.workarounds.trial import Price, _caller
 from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis, Finding, Stage, Workaround, finding_json
 from graphprobe.internals import leave_out
@@ -300,6 +301,14 @@ def test_what_runs_first_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_changes_the_shape_of_an_argument_has_no_price(tmp_path: Path) -> None:
+    grown = Program(lambda x: x.unsqueeze_(0), [((torch.ones(2),), {})], grad=False)
+    with pytest.raises(ValueError, match="shape of an argument"):
+        _caller(grown, Compilation("eager", None, tmp_path), compiled=False)
+    moved = Program(lambda x: x.add_(1), [((torch.ones(2),), {})], grad=False)
+    assert _caller(moved, Compilation("eager", None, tmp_path), compiled=False)() > 0
 
 
 def test_a_price_is_too_high_only_if_nothing_is_gained_by_compiling() -> None:

@@ -46,7 +46,7 @@ class InForce:
     def __init__(self, workarounds: Sequence[Workaround]) -> None:
         self.used = dict.fromkeys((one.code for one in workarounds), 0)
         self._edits = [one for one in workarounds if one.kind == "uncompiled"]
-        self._arguments = {one.code: given for one in workarounds if (given := _arguments(one.code))}
+        self._arguments = {one.code: given for one in workarounds if (given := arguments_in(one.code))}
         others = self._arguments.keys() | {one.code for one in self._edits}
         self._heads = [one.code for one in workarounds if one.code not in others]
 
@@ -86,7 +86,7 @@ class InForce:
             self.used.update(dict.fromkeys(made, 1))
 
 
-def _arguments(code: str) -> dict[str, Any]:
+def arguments_in(code: str) -> dict[str, Any]:
     """The arguments that a workaround passes to `torch.compile`; none where it is another one."""
     if not code.startswith("torch.compile(…, "):
         return {}
