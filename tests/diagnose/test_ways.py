@@ -1,5 +1,6 @@
 """What is exported, traced or packaged without `torch.compile`: the step that is wrong, and silence where none is."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,6 +187,83 @@ with torch.no_grad():
     package = torch._inductor.aoti_compile_and_package(exported, package_path="model.pt2")
     torch._inductor.aoti_load_package(package)(x)
 """
+
+BRANCHES = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: torch.exp(-x) - x, lambda x: x.cos() + 2, (x,)) * 3
+
+def reorder(gm):
+    for part in gm.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if node.target is torch.ops.aten.sub.Tensor:
+                node.args = ARGS
+        part.recompile() if isinstance(part, torch.fx.GraphModule) else None
+
+x = torch.linspace(0.5, 2, 12).reshape(3, 4)
+gm = torch.export.export(Net(), (x,)).module()
+reorder(gm)
+gm(x)
+"""
+"""The pass changes what one branch of a `cond` computes."""
+
+MOVED = """
+import torch
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.BatchNorm1d(10), torch.nn.Linear(10, 1))
+params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+
+def step(params, buffers, x):
+    loss = functional_call(model, {**params, **buffers}, (x,)).square().mean()
+    return loss, torch.autograd.grad(loss, list(params.values()))
+
+graph = make_fx(step, tracing_mode="symbolic")(params, buffers, torch.randn(7, 6))
+for size in (7, 5):
+    graph(params, buffers, torch.randn(size, 6))
+"""
+"""The step is given the buffers of the module that it closes over, and each call moves them."""
+
+ATTENTION = """
+import torch
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        q, k, v = (t.view(*t.shape[:2], 4, 8).transpose(1, 2) for t in self.qkv(x).split(32, 2))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return self.out(y.contiguous().reshape(*x.shape[:2], -1).SHAPED(-1, 32))
+
+torch.manual_seed(0)
+model, x = Attention().eval(), torch.randn(3, 12, 32)
+with torch.no_grad():
+    dynamic = ({0: torch.export.Dim("batch", min=2, max=16)},)
+    torch.export.export(model, (x,), dynamic_shapes=dynamic).run_decompositions().module()(x)
+"""
+"""Decomposed, attention has other strides, so that its view of a symbolic size is refused."""
+
+AREA = """
+import torch
+
+class Halved(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.interpolate(x.relu(), scale_factor=0.5, mode="area") * 2
+
+x = torch.rand(2, 3, 8, 8)
+with torch.no_grad():
+    sizes = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    exported = torch.export.export(Halved(), (x,), dynamic_shapes=(sizes,))
+    torch._inductor.aoti_compile_and_package(exported, package_path="area.pt2")
+"""
+"""Inductor cannot lower the pooling of symbolic sizes."""
+
 WRONG_RULE = (
     "decomposition.decompositions[torch.ops.aten.softplus.default] = "
     "lambda x, beta=1, threshold=20: torch.log1p(torch.exp(x))\n"
@@ -242,6 +320,23 @@ def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed) -> None:
 
 
 @pytest.mark.slow
+def test_a_node_in_a_branch_is_named_and_proven_in_few_lines(diagnosed: Diagnosed) -> None:
+    _, document = diagnosed("cond.py", text=BRANCHES.replace("ARGS", "node.args[::-1]"), code=1)
+    finding = the_finding(document)
+    assert (finding["op"], finding["also"]) == ("aten.sub.Tensor", ["higher_order.cond"])
+    assert finding["pass"] == f"reorder (cond.py:{line_of(BRANCHES, 'def reorder')})"
+    assert "eval_with_key" not in str(finding["source"])
+    assert len((Path(finding["dossier"]) / "repro.py").read_text("utf-8").splitlines()) <= 60
+    done, document = diagnosed("right.py", text=BRANCHES.replace("ARGS", "node.args"), code=0)
+    assert is_healthy(done, document)
+
+
+def test_buffers_that_a_traced_step_is_given_are_as_the_call_before_left_them(diagnosed: Diagnosed) -> None:
+    done, document = diagnosed("moved.py", text=MOVED, code=0)
+    assert is_healthy(done, document)
+    assert [one["looked_at"] for one in document["calls"]] == [[1, 2]]
+
+
 def test_a_pass_on_a_joint_graph_with_descriptors(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("joint.py", text=JOINT.replace("TARGET", "tanh_backward"), code=1)
     finding = the_finding(document)
@@ -280,6 +375,62 @@ def test_what_is_never_called_is_tried_on_the_example_inputs(diagnosed: Diagnose
     assert (finding["stage"], finding["pass"], finding["op"]) == ("pass", spell, "aten.exp.default")
     done, document = diagnosed("saved.py", text=UNCALLED.replace("TARGET", "exp"), code=0)
     assert is_healthy(done, document)
+
+
+@pytest.mark.slow
+def test_decompositions_that_torch_refuses(diagnosed: Diagnosed) -> None:
+    _, document = diagnosed("refused.py", text=ATTENTION.replace("SHAPED", "view"), code=1)
+    finding = the_finding(document)
+    line = line_of(ATTENTION, "run_decompositions")
+    assert (finding["stage"], finding["pass"]) == ("decomposition", f"run_decompositions (refused.py:{line})")
+    assert finding["op"] == "aten.scaled_dot_product_attention.default"
+    assert finding["source"].endswith(f"refused.py:{line_of(ATTENTION, 'is_causal')}")
+    assert "Cannot view a tensor" in finding["reason"]
+    done, document = diagnosed("taken.py", text=ATTENTION.replace("SHAPED", "reshape"), code=0)
+    assert is_healthy(done, document)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", "convnet mobile unet mixer lstm gru encoder gpt bert llama t5 vit".split())
+def test_real_models_exported_decomposed_and_packaged(
+    name: str, diagnosed: Diagnosed, run_warm: Callable[..., Any], tmp_path: Path
+) -> None:
+    """HEALTHY, but for GPT-2, whose attention torch cannot decompose; and each graph is in the tree."""
+    shutil.copy(Path(__file__).with_name("ways_models.py"), tmp_path)
+    done, document = diagnosed("ways_models.py", name)
+    ran = run_warm("-m", "graphprobe", "run", "--out", "tree", "ways_models.py", name, cwd=tmp_path)
+    texts = [path.name for path in tmp_path.glob("tree/*/graphprobe/model__0/**/*.*")]
+    if name == "gpt":
+        finding = the_finding(document)
+        assert (finding["stage"], finding["op"]) == ("decomposition", "aten.scaled_dot_product_attention.default")
+        return
+    assert is_healthy(done, document) and len(document["diagnoses"]) == 2
+    assert ran.code == 0, ran.err
+    for part in ("traced_graph.", "run_decompositions", "module", "original_graph", "optimized_graph", "output_code"):
+        assert any(part in text for text in texts), (part, texts)
+    assert {"package.txt"} < set(texts) and any(text.endswith("wrapper.cpp") for text in texts)
+
+
+@pytest.mark.slow
+def test_a_saved_program_that_cannot_be_decomposed(diagnosed: Diagnosed, tmp_path: Path) -> None:
+    made = ATTENTION.replace("SHAPED", "view").partition(".run_decompositions")[0]
+    space: dict[str, Any] = {}
+    exec(made.replace("    torch.export.export(", "    program = torch.export.export("), space)
+    torch.export.save(space["program"], tmp_path / "attention.pt2")
+    done, document = diagnosed("attention.pt2", code=1)
+    assert [d["verdict"] for d in document["diagnoses"]] == ["fault", "healthy"]
+    finding = the_finding(document)
+    assert (finding["stage"], finding["op"]) == ("decomposition", "aten.scaled_dot_product_attention.default")
+    assert "WrittenBackend" not in done.out + done.err
+
+
+@pytest.mark.slow
+def test_a_package_that_inductor_cannot_compile(diagnosed: Diagnosed) -> None:
+    _, document = diagnosed("area.py", text=AREA, code=1)
+    finding = the_finding(document)
+    assert (finding["kind"], finding["stage"]) == ("crash_compile", "lowering")
+    assert finding["op"] == "aten._adaptive_avg_pool2d.default"
+    assert finding["source"].endswith(f"area.py:{line_of(AREA, 'interpolate')}")
 
 
 @pytest.mark.heavy

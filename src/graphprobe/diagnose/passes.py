@@ -7,18 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
+from graphprobe.diagnose.exceptions import NOBODY
 from graphprobe.diagnose.local import OK, LocalError, Suspect, certainly_wrong, comparable, local_error
 from graphprobe.engine.forked_child import doing
-from graphprobe.engine.interpret import GraphRun, flat_outputs, run_graph
+from graphprobe.engine.interpret import GraphRun, copied, flat_outputs, run_graph
 from graphprobe.engine.naming import name_of, op_of
 from graphprobe.engine.reference import is_noisy, is_plain
-from graphprobe.engine.subgraph import CALLS, is_view, output_node, producer
+from graphprobe.engine.subgraph import CALLS, attribute, is_view, output_node, producer
 from graphprobe.engine.values import same_bits
 from graphprobe.findings import Stage
-from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog
+from graphprobe.internals.aot_backends import is_higher_order
+from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog, graph_signature
 from graphprobe.internals.operators.operators import writes_to
 
 ROUNDINGS = 64
@@ -98,7 +101,33 @@ def own_culprit(log: PassLog, inputs: Sequence[Any], direction: str, *, raises: 
     if wrong is None or not wrong[0].name or log.snapshots[log.snapshots.index(wrong[0]) - 1] is not right:
         return None
     after, run, error = wrong
-    return _blame("backend", after.name, direction, right.graph, right_run, after.graph, run, error)
+    suspect = _blame("backend", after.name, direction, right.graph, right_run, after.graph, run, error)
+    return _in_branch(suspect, after.graph, inputs)
+
+
+def _in_branch(suspect: Suspect, after: GraphModule, inputs: Sequence[Any]) -> Suspect:
+    """The node that the pass has broken in a graph that the accused operator calls, named; else as it is."""
+    node, before = suspect.node, suspect.graph
+    if not is_higher_order(node.target):
+        return suspect
+    for name in (n.target for n in node.all_input_nodes if n.op == "get_attr"):
+        right, wrong = attribute(before, name), attribute(after, name)
+        graphs = isinstance(right, GraphModule) and isinstance(wrong, GraphModule)
+        if not graphs or graph_signature(right) == graph_signature(wrong):
+            continue
+        seen: list[Any] = []
+        with right.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(copied(list(args)))):
+            run_graph(before, inputs)
+        if not seen:
+            continue  # it is another branch that was taken
+        right_run, wrong_run = run_graph(right, seen[0]), run_graph(wrong, seen[0])
+        error = _compare(right, right_run, wrong_run, seen[0])
+        if error.answer == "worse" and right_run.failed is None:
+            by = suspect.stage, suspect.pass_ or "", suspect.direction
+            inner = _in_branch(_blame(*by, right, right_run, wrong, wrong_run, error), wrong, seen[0])
+            place = inner.place if inner.certain == NOBODY else inner.certain
+            return replace(suspect, certain=msgspec.structs.replace(place, also=[*place.also, suspect.op]))
+    return suspect
 
 
 def changed_between(

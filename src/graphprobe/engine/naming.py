@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphprobe.engine.forked_child import isolated
 from graphprobe.engine.subgraph import isolated_calls
+from graphprobe.internals.dynamo.only_function import GENERATED
 from graphprobe.internals.operators.operators import OpMode, Overload, operator_of
 
 LINE = re.compile(r'File "([^"]*)", line (\d+)')
@@ -31,8 +32,11 @@ TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 def source_of(node: Node) -> str | None:
-    """`file:line` of the innermost line outside torch that made the node, or else inside; None when it is not known."""
-    found = LINE.findall(node.stack_trace or "")
+    """`file:line` of the innermost line outside torch that made the node, or else inside; None when it is not known.
+
+    A line of a graph's own code, which a trace of that graph leaves, is none.
+    """
+    found = [place for place in LINE.findall(node.stack_trace or "") if not place[0].startswith(GENERATED)]
     if not found:
         return None
     file, line = next((place for place in reversed(found) if not place[0].startswith(TORCH)), found[-1])

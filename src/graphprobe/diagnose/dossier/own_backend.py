@@ -119,6 +119,8 @@ def shown_name(backend: Any) -> str:
         return found[1] if module == "__main__" else f"{found[1]} of {module}"
     if isinstance(inner, FunctionType | type):
         return inner.__qualname__.replace("<locals>.", "")
+    if isinstance(inner, WrittenBackend):
+        return inner.__name__
     if isinstance(inner, MethodType):
         return f"{shown_name(inner.__self__)}.{inner.__name__}"
     if isinstance(inner, functools.partial):
@@ -134,6 +136,8 @@ def place_of_backend(backend: Any) -> str | None:
     inner, _ = unwrapped((registered(backend) or backend) if isinstance(backend, str) else backend)
     while isinstance(inner, functools.partial):
         inner = inner.func
+    if isinstance(inner, WrittenBackend):
+        return None
     code = getattr(inspect.unwrap(inner), "__code__", None)
     if code is None and (found := next(global_names(inner), None)) is not None:
         nodes = bindings(tree_of(_Module("", found[0], True))).get(found[1], [])

@@ -41,6 +41,7 @@ from graphprobe.diagnose.settings import Compilation
 from graphprobe.engine.reference import is_noisy
 from graphprobe.engine.values import CapturedValues, capture, tensor_file, why_not
 from graphprobe.findings import STAGES, Finding
+from graphprobe.internals.aot_backends import is_higher_order
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.probe.formats.literals import Unreproducible
 from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
@@ -196,7 +197,8 @@ class _Script:
         count = len(output) if isinstance(output, (tuple, list)) else 0 if output is None else 1
         seen = [] if not count else [f"*{result}" if count > 1 else result]
         given = len(self.reference.eager[0][call].outputs)
-        if given > count > 0:  # an op that gives several
+        nodes = output if isinstance(output, (tuple, list)) else [output]
+        if given > count > 0 or any(is_higher_order(getattr(node, "target", None)) for node in nodes):  # one of several
             seen, count = [f"*{LEAVES.format(result)}"], given
         looked = [("outputs", i) for i in range(count)]
         if self.case.grad and self.inputs.wants and "gradients" in self.parts:

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from graphprobe.diagnose.ways.way_program import Original, Package, WayCall, runnable
+from graphprobe.diagnose.ways.way_program import Original, WayCall, runnable
 from graphprobe.engine.values import tensors_in
 from graphprobe.errors import UsageError
-from graphprobe.internals.names import require
 from graphprobe.internals.tensors import tree_leaves, tree_map
-from graphprobe.internals.way_taps import TracedCall, WayGraph, copied_graph
+from graphprobe.internals.way_taps import TracedCall, WayGraph, copied_graph, packaged
 from graphprobe.probe.formats.fx_text import graph_text
 
 SAVED = "torch.export.save"
 NO_PROGRAM = "{path} holds no exported program: {error}"
 HINT = "name a file of torch.export.save; of a package that is compiled, diagnose the script that makes it"
-
-
-class Packaged:
-    """What AOTInductor makes of a program, made when it is called."""
-
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        self.program = program
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compile, load and call it."""
-        compiled = require("torch._inductor", "aoti_compile_and_package", purpose="compiling a saved program")
-        with tempfile.TemporaryDirectory() as folder:
-            path = compiled(self.program, package_path=f"{folder}/{SAVED}.pt2")
-            return Package(path)(*args, **kwargs)
 
 
 def load(path: Path) -> torch.export.ExportedProgram:
@@ -74,11 +59,18 @@ def saved_calls(path: Path, inputs: Path | None) -> Iterator[tuple[str, WayCall]
     first = WayGraph("export", SAVED, TracedCall(program.module(), args, kwargs, False), program=program)
     first.graph = copied_graph(program.graph_module)
     original = Original.of(first.traced)
-    decomposed = program.run_decompositions()
-    second = WayGraph("decompose", "run_decompositions", first.traced, first, program=decomposed)
-    second.graph = copied_graph(decomposed.graph_module)
-    yield f"{path.name}, decomposed", WayCall.of(original, (args, kwargs), second, runnable(second))
-    yield f"{path.name}, AOTInductor", WayCall.of(original, (args, kwargs), first, Packaged(program))
+    second = WayGraph("decompose", "run_decompositions", first.traced, first)
+    try:
+        second.program = program.run_decompositions()
+    except Exception:  # a fault of torch's: it is diagnosed as one
+        again = lambda *args, **kwargs: program.run_decompositions().module()(*args, **kwargs)  # noqa: E731
+        held = replace(WayCall.of(original, (args, kwargs), first, again), refused=second)
+    else:
+        second.graph = copied_graph(second.program.graph_module)
+        held = WayCall.of(original, (args, kwargs), second, runnable(second))
+    yield f"{path.name}, decomposed", held
+    run = lambda *args, **kwargs: packaged(program)(*args, **kwargs)  # noqa: E731
+    yield f"{path.name}, AOTInductor", WayCall.of(original, (args, kwargs), first, run)
 
 
 def _from_file(program: torch.export.ExportedProgram, examples: Any, path: Path) -> Any:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import torch
 
 from graphprobe.diagnose import notes
 from graphprobe.diagnose.evidence import RAISED
@@ -28,6 +29,7 @@ from graphprobe.diagnose.ways.way_program import WayCall, lifted, plain_results,
 from graphprobe.engine.values import capture
 from graphprobe.findings import Diagnosis, Finding, NamedStep, Rung, Stage, told_more
 from graphprobe.internals.inductor.executable_snapshots import ExecutableSnapshot, PassLog
+from graphprobe.internals.operators.operators import value_of
 from graphprobe.internals.way_taps import WayGraph
 from graphprobe.judge.judging import Difference, identical, worst_of
 
@@ -131,7 +133,7 @@ def accuse_step(ladder: Ladder, *, on_step: Callable[[NamedStep], None] | None =
     certain, graph = ladder.seen(ladder.top).certain, ladder.first_wrong()
     with ladder.in_time("which operation is to blame"):
         if graph is None or graph.before is None:
-            ladder.result.findings = _of_compiler(ladder, graph, on_step)
+            ladder.result.findings = _of_compiler(ladder, graph, certain[0], on_step)
         else:
             ladder.runner.begin("culprit")
             find = partial(blamed_step, ladder.compilation, graph, ladder.held_call, certain[0])
@@ -154,26 +156,48 @@ def _stage(graph: WayGraph) -> Stage:
 
 
 def _of_compiler(
-    ladder: WayLadder, graph: WayGraph | None, on_step: Callable[[NamedStep], None] | None
+    ladder: WayLadder, graph: WayGraph | None, certain: Difference, on_step: Callable[[NamedStep], None] | None
 ) -> list[Finding]:
     """Faults of what traced the program, or, where all graphs are right, of what compiled the last one."""
     held = ladder.held_call
     traced = held.original.traced
     if graph is not None:
-        backend = backend_of(graph)
-        found = _nested(ladder, Program(traced.fn, [held.call], grad=None), backend, on_step) if backend else []
+        traces = backend_of(graph)
+        found = _nested(ladder, Program(traced.fn, [held.call], grad=None), traces, on_step) if traces else []
         for finding in found:
             finding.stage, finding.pass_, finding.backend = "trace", graph.made_by, None
         return found
     if held.is_graph:
         return []
-    program = Program(runnable(held.graphs[-1]), [held.call], effects=False, grad=False)
-    if found := _nested(ladder, program, "inductor", on_step):
-        return found
+    last = held.graphs[-1]
+    program = Program(runnable(last), [held.call], effects=False, grad=False)
+    step = held.refused
+    backend: Any = "inductor" if step is None else backend_of(step)
+    for dynamic in (None, True) if _has_symbols(last) else (None,):
+        ladder.compilation = replace(ladder.compilation, dynamic=dynamic)
+        if found := _nested(ladder, program, backend, on_step):
+            return found if step is None else [_refused(finding, step, certain) for finding in found]
+    if step is not None:
+        return []
     found = _nested(ladder, program, packaging(), on_step)
     for finding in found:
         finding.stage, finding.backend = "backend", "aoti_compile_and_package"
     return found
+
+
+def _refused(finding: Finding, step: WayGraph, certain: Difference) -> Finding:
+    """What is found of a step that torch raised an error in the place of."""
+    reason = (
+        finding.reason if finding.kind == certain.kind else told_more(finding.reason, f"So it ends: {certain.text}")
+    )
+    more: dict[str, Any] = {"stage": _stage(step), "pass_": step.made_by, "backend": None, "reason": reason}
+    return msgspec.structs.replace(finding, **more)
+
+
+def _has_symbols(graph: WayGraph) -> bool:
+    """Whether an input of a graph has a size that is a symbol."""
+    values = [value_of(node) for node in graph.graph.graph.nodes if node.op == "placeholder"]
+    return any(isinstance(size, torch.SymInt) for value in values for size in getattr(value, "shape", ()))
 
 
 def _nested(

@@ -46,7 +46,7 @@ class Original:
         return cls(traced, modes, [(t, t.detach().clone()) for t in state], number)
 
     def restore(self, shared: set[int]) -> None:
-        """Make the state what it was, but for memory that is `shared` with what is called: in a child process."""
+        """Make the state what it was, but for memory that is `shared` with the call: in a child process."""
         for module, training in self.training:
             module.training = training
         with torch.no_grad():
@@ -66,6 +66,7 @@ class WayCall:
         buffers: names of the original's buffers that each graph has, too; empty for what keeps its state to itself.
         grad: gradients are compared, too: of the arguments, and of parameters of these names.
         moved: it was called before, so that its buffers are what the others have to begin with.
+        refused: the step that torch raised an error in the place of; None: there is none, or it is Inductor's.
     """
 
     original: Original
@@ -75,6 +76,7 @@ class WayCall:
     buffers: tuple[str, ...] = ()
     grad: tuple[str, ...] | None = None
     moved: bool = False
+    refused: WayGraph | None = None
 
     @classmethod
     def of(
@@ -98,7 +100,7 @@ class WayCall:
 
     def program(self) -> Program:
         """The original on these values."""
-        shared = {t.untyped_storage().data_ptr() for t in _tensors_of(self.called)}
+        shared = {t.untyped_storage().data_ptr() for t in [*_tensors_of(self.called), *tensors_of(self.call)]}
         return Program(partial(_run, self.original.traced.fn, self, shared), [self.call], effects=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -117,6 +118,13 @@ class WayWatch:
         """It may be called as a package, also by another process."""
         self._paths[graph] = path
 
+    def way_refused(self, graph: WayGraph, again: Callable[..., Any], step: WayGraph | None) -> None:
+        """Diagnose why, on the values that it was traced with: it is never called."""
+        traced, past = graph.traced, self._past_of(graph)
+        if self._watcher.stopped is None and not past.wrong and _is_plain((traced.args, traced.kwargs)):
+            past.calls, self._package = past.calls + 1, 0
+            self._diagnose(graph, past, again, (traced.args, traced.kwargs), step)
+
     def way_called(self, graph: WayGraph, called: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Diagnose the first call with values of this form."""
         if not _is_plain((args, kwargs)):
@@ -158,13 +166,15 @@ class WayWatch:
             self._pasts[graph] = self._watcher.past_named(name_of(graph.traced.fn))
         return self._pasts[graph]
 
-    def _diagnose(self, graph: WayGraph, past: Past, called: Callable[..., Any], call: Any) -> None:
+    def _diagnose(
+        self, graph: WayGraph, past: Past, called: Callable[..., Any], call: Any, step: WayGraph | None = None
+    ) -> None:
         from graphprobe.diagnose.ways.way_program import WayCall
 
         watcher, name = self._watcher, past.name if past.calls == 1 else f"{past.name}, call {past.calls}"
         try:
             with self._calls.inside, watcher.at_work(name):
-                held = WayCall.of(graph.token, call, graph, called, moved=past.calls > 1)
+                held = replace(WayCall.of(graph.token, call, graph, called, moved=past.calls > 1), refused=step)
                 diagnosis = watcher.options.way_diagnosis(held, out=watcher.place(name), on_step=watcher.on_step)
             if diagnosis.findings and not any(f.proof for f in diagnosis.findings) and self._package:
                 exported = {"exported": graph.token.number}
