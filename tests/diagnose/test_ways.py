@@ -331,12 +331,14 @@ def test_a_node_in_a_branch_is_named_and_proven_in_few_lines(diagnosed: Diagnose
     assert is_healthy(done, document)
 
 
+@pytest.mark.slow
 def test_buffers_that_a_traced_step_is_given_are_as_the_call_before_left_them(diagnosed: Diagnosed) -> None:
     done, document = diagnosed("moved.py", text=MOVED, code=0)
     assert is_healthy(done, document)
     assert [one["looked_at"] for one in document["calls"]] == [[1, 2]]
 
 
+@pytest.mark.slow
 def test_a_pass_on_a_joint_graph_with_descriptors(diagnosed: Diagnosed) -> None:
     _, document = diagnosed("joint.py", text=JOINT.replace("TARGET", "tanh_backward"), code=1)
     finding = the_finding(document)
