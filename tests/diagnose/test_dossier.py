@@ -296,6 +296,10 @@ def test_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         with pytest.raises(SystemExit) as ended:
             apart(str(file), "hang", *mode, limit_s=1)
         assert ended.value.code == code and told in capsys.readouterr().out
+    file.write_text("import time; time.sleep(60)")
+    with pytest.raises(SystemExit) as ended:
+        apart(str(file), "wrong_value", COMPILED, limit_s=1)
+    assert ended.value.code == 125 and "CANNOT DECIDE" in capsys.readouterr().out
     file.write_text(kept)
     assert apart(str(file), "hang") == {"x": "1"}
     for found, unsaved, code, told in (

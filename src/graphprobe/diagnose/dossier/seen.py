@@ -286,23 +286,23 @@ def keep(look: Callable[[bool], Seen]) -> None:
     os._exit(0)
 
 
-def apart(file: str, kind: str, *mode: str, limit_s: float | None = None) -> Seen:
+def apart(file: str, kind: str, *mode: str, limit_s: float = 240.0) -> Seen:
     """What is seen in a process of its own, which runs the file again, and may crash or hang.
 
     Args:
         kind: of the fault.
         mode: `COMPILED`, or nothing.
-        limit_s: after which it hangs; None: it may take as long as it likes.
+        limit_s: after which it is ended: it hangs, or whether the fault is there is not known.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [sys.executable, *["-I"] * sys.flags.isolated, file, CHILD, folder, *mode, *ARGUMENTS]
-        code, ended = 1, f"did not end within {limit_s or 0:g} s"
+        code, ended = None, f"did not end within {limit_s:g} s"
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=limit_s, check=False).returncode
             signals = {int(one): one.name for one in signal.Signals}
             ended = f"was killed by {signals.get(-code, -code)}" if code < 0 else f"ended with exit code {code}"
         left = {kept.name: kept.read_text("utf-8") for kept in Path(folder).iterdir()}
-    if code == 125 or ("seen" not in left and not mode):
+    if code == 125 or ("seen" not in left and (not mode or (code is None and kind != "hang"))):
         why = left.get("undecided", f"the process {ended} before the {'' if mode else 'un'}compiled run was done")
         sys.stdout.write(f"CANNOT DECIDE: {why}\n")
         sys.exit(125)

@@ -260,7 +260,7 @@ def long_script(
     files = [(replay, "replay"), (seen, "seen"), (case_check, "case")] if recorded else [(seen, "seen")]
     shared = [replay.embedded(file=one.__file__, mark=mark) for one, mark in files]
     shared[0] = f"{_RULE}\n# What follows runs the program above uncompiled and compiled, and compares.\n\n{shared[0]}"
-    limit = f", limit_s={HANG_S:g}" if kind == "hang" else ""
+    limit = f", limit_s={2 * HANG_S:g}" if kind == "hang" else ""
     end = guarded(_LONG.format(kind=kind, look=look, limit=limit, limits=limits, unsaved=unsaved))
     return assembled(
         [*notes, *_LONG_USAGE],
