@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,12 +70,17 @@ def blame_dropped_guard(
 def _dropped(compiled: Compiled, first: Call, call: Call) -> FailedGuard | None:
     """In a child: the first guard that fails with all guards, if the program compiles nothing anew for the call."""
     asked = {} if compiled.guard_filter is None else {"guard_filter_fn": compiled.guard_filter}
-    with contextlib.suppress(RuntimeError):  # a stance that leaves all guards out compiles nothing anew
+    drops = compiled.guard_filter is not None
+    try:
         if _failed_guards(compiled, first, call, asked):
             return None
+    except RuntimeError:  # a stance that leaves all guards out compiles nothing anew
+        drops = True
     torch.compiler.set_stance("default")
     tensors = [leaf for leaf in tree_leaves((first, call)) if isinstance(leaf, torch.Tensor)]
     marked = any(hasattr(tensor, UNBACKED) for tensor in tensors)
+    if not (marked or drops):
+        return None
     for tensor in tensors if marked else ():
         for name in [name for name in vars(tensor) if name.startswith(MARKS)]:
             delattr(tensor, name)
