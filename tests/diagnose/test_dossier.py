@@ -148,7 +148,7 @@ SHOWN: dict[str, tuple[Callable[[], Case], int, list[str]]] = {
         [r"^call 0: args\[0\].grad: ", *([DTYPE] if torch.__version__ < (2, 15) else [])],
     ),
     "input with a gradient, changed in place": (changed_in_place, 0, []),
-    "refused by Dynamo": (refused_by_dynamo, 0, ["its backend gets it directly"]),
+    "refused by Dynamo": (refused_by_dynamo, 0, ["its backend takes it directly"]),
     "dies uncompiled": (dies_uncompiled, 125, ["killed by SIGABRT before the uncompiled run was done"]),
 }
 MORE = ("compiled code raises", "input with a gradient, changed in place")

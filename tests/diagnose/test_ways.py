@@ -428,7 +428,8 @@ def test_a_saved_program_that_cannot_be_decomposed(diagnosed: Diagnosed, tmp_pat
 
 @pytest.mark.slow
 def test_a_package_that_inductor_cannot_compile(diagnosed: Diagnosed) -> None:
-    _, document = diagnosed("area.py", text=AREA, code=1)
+    done, document = diagnosed("area.py", text=AREA, code=1)
+    assert "it raises torch._inductor.exc.InductorError" in done.err
     finding = the_finding(document)
     assert (finding["kind"], finding["stage"]) == ("crash_compile", "lowering")
     assert finding["op"] == "aten._adaptive_avg_pool2d.default"

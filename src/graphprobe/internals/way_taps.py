@@ -7,7 +7,6 @@ import copy
 import functools
 import os
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -104,8 +103,8 @@ class WayObserver(Listener, Protocol):
     def way_packaged(self, graph: WayGraph, path: str) -> None:
         """It is compiled, and in this file."""
 
-    def way_refused(self, graph: WayGraph, again: Callable[..., Any], step: WayGraph | None) -> None:
-        """What torch raised for it is about to reach the program; `again` makes the same of it, and calls that.
+    def way_refused(self, graph: WayGraph, error: BaseException, step: WayGraph | None) -> None:
+        """What torch raised for it is about to reach the program; a second try may pass, as torch keeps what it learns.
 
         `step`: what was to become of it, without a graph; None: compiled code.
         """
@@ -230,8 +229,7 @@ class Ways(Subscription):
         before = self._states[program.graph_module].graph
         made = WayGraph("decompose", _made_by("run_decompositions"), before.traced, before, decomp_table)
         if error is not None:
-            make = lambda: program.run_decompositions(decomp_table, *args, **kwargs).module()  # noqa: E731
-            self._refused(before, make, made)
+            self._refused(before, error, made)
         else:
             made.program = result
             self._goes_on(result.graph_module, made)
@@ -270,8 +268,7 @@ class Ways(Subscription):
         with self.inside if state is not None else contextlib.nullcontext():
             result, error = yield
         if state is not None and error is not None:
-            make = lambda: sys.modules[INDUCTOR].compile(gm, *args, **kwargs)  # noqa: E731
-            self._refused(state.graph, make)
+            self._refused(state.graph, error)
         return None if state is None or error is not None else self._told(state.graph, result)
 
     def _told(self, graph: WayGraph, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,20 +295,20 @@ class Ways(Subscription):
             self._is_in(state.graph, result)
 
     def _package(self, program: Any, *args: Any, **kwargs: Any) -> Advice:
-        if self._here() and (state := self._states.get(program.graph_module)) is not None:
+        state = self._states.get(program.graph_module) if self._here() else None
+        if state is not None:
             self.changed(program.graph_module)
         with self.inside:
             result, error = yield
         if error is None and state is not None and isinstance(result, str | os.PathLike):
             self._is_in(state.graph, os.fspath(result))
         if error is not None and state is not None:
-            self._refused(state.graph, lambda: packaged(program, *args, **kwargs))
+            self._refused(state.graph, error)
 
-    def _refused(self, graph: WayGraph, make: Callable[[], Callable[..., Any]], step: WayGraph | None = None) -> None:
+    def _refused(self, graph: WayGraph, error: BaseException, step: WayGraph | None = None) -> None:
         with self.inside as wanted:
             if wanted:
-                again = lambda *args, **kwargs: make()(*args, **kwargs)  # noqa: E731
-                self._to.tell("refusal", lambda: self._to.observer.way_refused(graph, again, step), None)
+                self._to.tell("refusal", lambda: self._to.observer.way_refused(graph, error, step), None)
 
     def _is_in(self, graph: WayGraph, path: str) -> None:
         self._packages[os.path.realpath(path)] = graph
@@ -487,18 +484,6 @@ class Ways(Subscription):
     def _profile(self, on: bool) -> None:
         if self._passes is not None and sys.getprofile() == (None if on else self._passes.on_event):
             sys.setprofile(self._passes.on_event if on else None)
-
-
-def packaged(program: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    """What AOTInductor makes of an exported program, loaded from a folder that is gone then; arguments as torch's."""
-    from graphprobe.internals.names import require
-
-    compiled, load = (
-        require(INDUCTOR, name, purpose="packages") for name in ("aoti_compile_and_package", "aoti_load_package")
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        loaded: Callable[..., Any] = load(compiled(program, *args, **{**kwargs, "package_path": f"{folder}/model.pt2"}))
-    return loaded
 
 
 def _passes(ways: Ways, name_of: Callable[[], Callable[[FrameType], str | None]], block: Any) -> Any:

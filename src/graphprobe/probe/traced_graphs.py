@@ -65,7 +65,7 @@ class WayRecorder:
                 self._write(model, f"{folder}/{PurePosixPath(name).name}", data)
         self._write(model, f"{folder}.txt", "\n".join([f"{path}, bytes and names:", *listed, ""]).encode())
 
-    def way_refused(self, graph: WayGraph, again: Callable[..., Any], step: WayGraph | None) -> None:
+    def way_refused(self, graph: WayGraph, error: BaseException, step: WayGraph | None) -> None:
         """The script ends with it, or has expected it."""
 
     def way_called(self, graph: WayGraph, called: Callable[..., Any], args: Any, kwargs: Any) -> None:

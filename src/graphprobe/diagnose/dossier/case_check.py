@@ -92,7 +92,7 @@ def whole_or_directly(
 ) -> Callable[..., Any]:
     """The compiled graph: by Dynamo in one piece or, where that does not trace it again, by the backend alone.
 
-    `tell`: is told that the backend gets it directly.
+    `tell`: called with a line where the backend takes it directly.
     """
     whole, direct = torch.compile(module, backend=backend, dynamic=dynamic, fullgraph=True), list[Callable[..., Any]]()
 
@@ -103,7 +103,7 @@ def whole_or_directly(
             except Exception as error:
                 if (type(error).__module__, type(error).__name__) != REFUSED:
                     raise
-                tell(f"Dynamo does not trace this graph again ({error}): its backend gets it directly\n")
+                tell(f"Dynamo does not trace this graph again ({error}): its backend takes it directly\n")
                 direct.append(directly(module, backend))
         return direct[0](*args)
 

@@ -319,7 +319,7 @@ def apart(file: str, kind: str, *mode: str, limit_s: float = 240.0) -> Seen:
 
 
 def reported(kind: str, found: Iterator[str], unsaved: str = "") -> int:
-    """The exit code; what differs is told, and else what could not be saved, without which nothing can be said."""
+    """The exit code; what differs is printed, else what could not be saved, without which nothing can be said."""
     lines = list(itertools.islice(found, SHOWN))
     if lines:
         sys.stdout.write("\n".join([*lines, f"FAULT: {kind}\n"]))

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from graphprobe.diagnose.ways.way_program import Original, WayCall, runnable
+from graphprobe.diagnose.ways.way_program import Original, Packaged, Raising, WayCall, runnable
 from graphprobe.engine.values import tensors_in
 from graphprobe.errors import UsageError
 from graphprobe.internals.tensors import tree_leaves, tree_map
-from graphprobe.internals.way_taps import TracedCall, WayGraph, copied_graph, packaged
+from graphprobe.internals.way_taps import TracedCall, WayGraph, copied_graph
 from graphprobe.probe.formats.fx_text import graph_text
 
 SAVED = "torch.export.save"
@@ -62,15 +62,13 @@ def saved_calls(path: Path, inputs: Path | None) -> Iterator[tuple[str, WayCall]
     second = WayGraph("decompose", "run_decompositions", first.traced, first)
     try:
         second.program = program.run_decompositions()
-    except Exception:  # a fault of torch's: it is diagnosed as one
-        again = lambda *args, **kwargs: program.run_decompositions().module()(*args, **kwargs)  # noqa: E731
-        held = replace(WayCall.of(original, (args, kwargs), first, again), refused=second)
+    except Exception as error:  # a fault of torch's: it is diagnosed as one
+        held = replace(WayCall.of(original, (args, kwargs), first, Raising(error)), refused=second)
     else:
         second.graph = copied_graph(second.program.graph_module)
         held = WayCall.of(original, (args, kwargs), second, runnable(second))
     yield f"{path.name}, decomposed", held
-    run = lambda *args, **kwargs: packaged(program)(*args, **kwargs)  # noqa: E731
-    yield f"{path.name}, AOTInductor", WayCall.of(original, (args, kwargs), first, run)
+    yield f"{path.name}, AOTInductor", WayCall.of(original, (args, kwargs), first, Packaged(program))
 
 
 def _from_file(program: torch.export.ExportedProgram, examples: Any, path: Path) -> Any:

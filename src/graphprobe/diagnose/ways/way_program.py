@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,6 +178,30 @@ class Package:
         """Load and call it."""
         load = require("torch._inductor", "aoti_load_package", purpose="calling a package")
         return load(self.path)(*args, **kwargs)
+
+
+class Raising:
+    """What torch raised in the place of a step, in the place of what the step would have made."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise it."""
+        raise self.error
+
+
+class Packaged:
+    """What AOTInductor makes of a program, made when it is called."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        self.program = program
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile, load and call it."""
+        compiled = require("torch._inductor", "aoti_compile_and_package", purpose="compiling a saved program")
+        with tempfile.TemporaryDirectory() as folder:
+            return Package(compiled(self.program, package_path=f"{folder}/model.pt2"))(*args, **kwargs)
 
 
 def runnable(graph: WayGraph) -> GraphModule:

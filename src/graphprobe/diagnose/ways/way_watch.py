@@ -118,12 +118,14 @@ class WayWatch:
         """It may be called as a package, also by another process."""
         self._paths[graph] = path
 
-    def way_refused(self, graph: WayGraph, again: Callable[..., Any], step: WayGraph | None) -> None:
+    def way_refused(self, graph: WayGraph, error: BaseException, step: WayGraph | None) -> None:
         """Diagnose why, on the values that it was traced with: it is never called."""
+        from graphprobe.diagnose.ways.way_program import Raising
+
         traced, past = graph.traced, self._past_of(graph)
         if self._watcher.stopped is None and not past.wrong and _is_plain((traced.args, traced.kwargs)):
             past.calls, self._package = past.calls + 1, 0
-            self._diagnose(graph, past, again, (traced.args, traced.kwargs), step)
+            self._diagnose(graph, past, Raising(error), (traced.args, traced.kwargs), step)
 
     def way_called(self, graph: WayGraph, called: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Diagnose the first call with values of this form."""
