@@ -127,9 +127,11 @@ def test_calls_of_a_function_that_was_compiled_with_a_filter(
 ) -> None:
     monkeypatch.setenv("GRAPHPROBE_ISOLATION", isolation)
     compiled = torch.compile(half, dynamic=True, options={"guard_filter_fn": lambda guards: [False for _ in guards]})
-    wrong = graphprobe.diagnose(compiled, calls=[of(4), of(12)], out=tmp_path / "wrong", workaround=False)
+    wrong = graphprobe.diagnose(compiled, calls=[of(4), of(12)], out=tmp_path / "wrong", workaround=isolation == "fork")
     (finding,) = wrong.findings
     assert finding.stage == "runtime"
+    if isolation == "fork":
+        assert [way.code for way in finding.workarounds] == ["torch.compile(…, options={'guard_filter_fn': None})"]
     assert finding.proof == "program" or isolation == "process"
     assert "size()[0] <= 8` fails for this call, which has 12" in finding.reason
     right = graphprobe.diagnose(compiled, calls=[of(4), of(6)], out=tmp_path / "right")

@@ -260,7 +260,7 @@ x = torch.rand(2, 3, 8, 8)
 with torch.no_grad():
     sizes = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
     exported = torch.export.export(Halved(), (x,), dynamic_shapes=(sizes,))
-    torch._inductor.aoti_compile_and_package(exported, package_path="area.pt2")
+    torch._inductor.CALL
 """
 """Inductor cannot lower the pooling of symbolic sizes."""
 
@@ -315,6 +315,7 @@ def test_a_pass_on_a_traced_training_step(diagnosed: Diagnosed) -> None:
     finding = the_finding(document)
     assert (finding["stage"], finding["pass"]) == ("pass", f"simplify (step.py:{line_of(STEP, 'def simplify')})")
     assert finding["op"] == "aten._log_softmax_backward_data.default"
+    assert finding["source"].endswith(f"step.py:{line_of(STEP, 'log_softmax(-1)')}")
     done, document = diagnosed("step.py", text=STEP.replace("_TARGET", "_log_softmax_backward_data"), code=0)
     assert is_healthy(done, document)
 
@@ -427,8 +428,9 @@ def test_a_saved_program_that_cannot_be_decomposed(diagnosed: Diagnosed, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_package_that_inductor_cannot_compile(diagnosed: Diagnosed) -> None:
-    done, document = diagnosed("area.py", text=AREA, code=1)
+@pytest.mark.parametrize("call", ["aoti_compile_and_package(exported)", "aot_compile(exported.module(), (x,))"])
+def test_what_inductor_cannot_compile_ahead_of_time(call: str, diagnosed: Diagnosed) -> None:
+    done, document = diagnosed("area.py", text=AREA.replace("CALL", call), code=1)
     assert "it raises torch._inductor.exc.InductorError" in done.err
     finding = the_finding(document)
     assert (finding["kind"], finding["stage"]) == ("crash_compile", "lowering")

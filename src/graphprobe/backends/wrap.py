@@ -21,7 +21,6 @@ from graphprobe.probe import active
 from graphprobe.settings import BackendSettings, Settings, resolve
 
 if TYPE_CHECKING:
-    from graphprobe.probe.dump.backend import WayDump
     from graphprobe.probe.dump.running import DumpSession
 
 Backend = Callable[..., Any]
@@ -167,7 +166,6 @@ class DumpedProgram:
         self._plan = plan
         self._backends: dict[str, Wrapped] = {}
         self._sessions: list[DumpSession] = []
-        self._ways: WayDump | None = None
         self._settings = CompileSettings(self._changed, imported=self._begin if plan.single_ops else None)
 
     def install(self) -> None:
@@ -177,14 +175,11 @@ class DumpedProgram:
         if run is not None and self._plan.engine != "kernel":
             from graphprobe.probe.dump.backend import WayDump
 
-            self._ways = WayDump(self._session)
-            run.dump_ways(self._ways)
+            run.dump_ways(WayDump(self._session))
 
     def remove(self) -> None:
         """Give torch its function back. The dump ends with the process, or with `graphprobe`'s own `close_all`."""
         self._settings.remove()
-        if self._ways is not None:
-            self._ways.remove()
 
     @property
     def folders(self) -> list[Path]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -64,6 +64,7 @@ class WayGraph:
         signature: changes when a node does.
         graph: a copy, if the observer wants copies.
         program: the ExportedProgram whose parameters and inputs the graph lists as inputs; None of others.
+        origins: of what `make_fx` has traced, what led to each node, by its name.
     """
 
     kind: Kind
@@ -75,6 +76,7 @@ class WayGraph:
     graph: Any = None
     program: Any = None
     token: Any = None
+    origins: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def way(self) -> list[WayGraph]:
@@ -128,6 +130,7 @@ class Ways(Subscription):
             is there.
         block: `observe_pass`, whose blocks count as functions; None: they do not.
         copies: graphs get a copy of each state.
+        origin: makes what returns what led to the code that runs now; called once torch is there. None: nobody asks.
     """
 
     def __init__(
@@ -137,7 +140,9 @@ class Ways(Subscription):
         block: Callable[..., Any] | None = None,
         *,
         copies: bool,
+        origin: Callable[[], Callable[[], Any] | None] = lambda: None,
     ) -> None:
+        self._origin = functools.cache(origin)
         self._to, self._pid, self._copies = Subscriber(observer), os.getpid(), copies
         self._make_passes = functools.partial(_passes, self, name_of, block)
         self._passes: Any = None
@@ -156,6 +161,7 @@ class Ways(Subscription):
             advised(TAP, PROGRAM, "ExportedProgram.module", self._module),
             advised(TAP, PROGRAM, "ExportedProgram.run_decompositions", self._decompose),
             advised(TAP, tracer, "_MakefxTracer.trace", self._trace),
+            advised(TAP, tracer, "PythonKeyTracer.create_node", self._node),
             advised(TAP, "torch.fx", "symbolic_trace", self._symbolic),
             advised(TAP, module, "GraphModule.__init__", self._init),
             advised(TAP, module, "GraphModule.__deepcopy__", self._copy),
@@ -192,15 +198,37 @@ class Ways(Subscription):
 
     def _trace(self, tracer: Any, f: Any, *args: Any) -> Advice:
         wanted = self._is_programs(sys._getframe(2))
-        with self.inside as outermost:
+        with self.inside as outermost, self._followed(wanted) as origins:
             result, error = yield
         if not (wanted and outermost and error is None):
             return
         state = self._states.get(getattr(f, "__self__", f)) if _is_graph(getattr(f, "__self__", f)) else None
         if state is None:
-            self._begins("trace", "make_fx", f, args, {}, result)
+            self._begins("trace", "make_fx", f, args, {}, result, origins=origins)
         else:
             self._goes_on(result, WayGraph("trace", _made_by("make_fx"), state.graph.traced, state.graph))
+
+    def _node(self, tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Advice:
+        origins = getattr(self._local, "origins", None)
+        node, error = yield
+        if origins is None or error is not None or kind != "call_function":
+            return
+        here = self._origin()
+        if here is not None and (found := here()) is not None:
+            origins.setdefault(id(node.graph), {})[node.name] = found
+
+    @contextlib.contextmanager
+    def _followed(self, wanted: bool) -> Iterator[dict[int, dict[str, Any]]]:
+        """What leads to each node that is made in the block, unless it is part of another: by graph and name."""
+        mine = wanted and getattr(self._local, "origins", None) is None
+        found: dict[int, dict[str, Any]] = {}
+        if mine:
+            self._local.origins = found
+        try:
+            yield found
+        finally:
+            if mine:
+                self._local.origins = None
 
     def _symbolic(self, root: Any, concrete_args: Any = None) -> Advice:
         wanted = self._is_programs(sys._getframe(2))
@@ -247,7 +275,7 @@ class Ways(Subscription):
 
     def _joint(self, stack: Any, mod: Any, args: Any, kwargs: Any = None, **named: Any) -> Advice:
         wanted = self._is_programs(sys._getframe(2))
-        with self.inside as outermost:
+        with self.inside as outermost, self._followed(wanted) as origins:
             result, error = yield
         if wanted and outermost and error is None:
             from graphprobe.internals.quiet import quiet
@@ -256,7 +284,8 @@ class Ways(Subscription):
             with quiet():
                 made = joint_call(mod, args, kwargs or {}, result.graph_module)
             fn, values = made or (mod, [])
-            self._begins("trace", "aot_export_joint_with_descriptors", fn, tuple(values), {}, result.graph_module)
+            how, gm = "aot_export_joint_with_descriptors", result.graph_module
+            self._begins("trace", how, fn, tuple(values), {}, gm, origins=origins)
 
     def _compile_joint(self, *args: Any, **kwargs: Any) -> Advice:
         with self.inside:
@@ -293,6 +322,8 @@ class Ways(Subscription):
             result, error = yield
         if state is not None and error is None and isinstance(result, str):
             self._is_in(state.graph, result)
+        if state is not None and error is not None:
+            self._refused(state.graph, error)
 
     def _package(self, program: Any, *args: Any, **kwargs: Any) -> Advice:
         state = self._states.get(program.graph_module) if self._here() else None
@@ -395,10 +426,21 @@ class Ways(Subscription):
         with self.inside, quiet():
             self._to.tell(event, lambda: call(*args), None)
 
-    def _begins(self, kind: Kind, how: str, fn: Any, args: Any, kwargs: Any, gm: Any, program: Any = None) -> None:
+    def _begins(
+        self,
+        kind: Kind,
+        how: str,
+        fn: Any,
+        args: Any,
+        kwargs: Any,
+        gm: Any,
+        program: Any = None,
+        origins: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
         torch = sys.modules["torch"]
         traced = TracedCall(fn, args, kwargs, torch.is_grad_enabled())
-        self._goes_on(gm, WayGraph(kind, _made_by(how), traced, program=program))
+        led = (origins or {}).get(id(gm.graph), {})
+        self._goes_on(gm, WayGraph(kind, _made_by(how), traced, program=program, origins=led))
         if self._passes is None:
             self._passes = self._make_passes()
         self._profile(True)

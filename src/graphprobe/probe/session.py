@@ -125,7 +125,6 @@ class Session:
         """What is exported or traced is dumped, too."""
         if self._ways is not None:
             self._ways.dump = dump
-            dump.install()
 
     @contextlib.contextmanager
     def childless(self) -> Iterator[None]:

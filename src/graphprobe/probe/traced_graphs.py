@@ -29,7 +29,7 @@ class WayRecorder:
     def __init__(self, begin: Callable[[FrameFacts], Any], failed: Callable[[str, str], None]) -> None:
         """`begin`: returns the `ModelRecorder` of a new model; `failed`: called with what is not recorded."""
         self._begin, self._folders = begin, list[str]()
-        self._ways = Ways(self, _names, copies=False)
+        self._ways = Ways(self, _names, copies=False, origin=self._origin)
         self.install, self.remove, self.failed = self._ways.install, self._ways.remove, failed
         self.dump: WayDump | None = None
         """Of a run with a dump of graphs."""
@@ -38,7 +38,7 @@ class WayRecorder:
         """One more graph: the first is a model of its own."""
         if graph.before is None:
             if self.dump is not None:
-                self.dump.begins(graph, gm)
+                self.dump.begins(graph)
             graph.token = self._begin(_facts(graph))
         else:
             graph.token = graph.before.token
@@ -74,6 +74,13 @@ class WayRecorder:
     def way_runs(self, graph: WayGraph, gm: Any) -> Callable[..., Any] | None:
         """A dump runs it node by node."""
         return None if self.dump is None else self.dump.runner(graph, gm, _facts(graph).function or "graph")
+
+    def _origin(self) -> Callable[[], Any] | None:
+        if self.dump is None:
+            return None
+        from graphprobe.probe.dump.single_ops import Origins  # imports torch
+
+        return Origins().here
 
     def _write(self, model: ModelRecorder, name: str, data: bytes) -> None:
         file = model.writer.write_bytes(f"{layout.model_folder(model.number)}/{name}", data)

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphprobe.diagnose.program import Call, Program, tensors_of, weighted_sum
+from graphprobe.engine.naming import module_of
 from graphprobe.engine.subgraph import attribute, origin_of
 from graphprobe.internals.inductor.stages import copy_graph
 from graphprobe.internals.names import require
@@ -202,6 +203,16 @@ class Packaged:
         compiled = require("torch._inductor", "aoti_compile_and_package", purpose="compiling a saved program")
         with tempfile.TemporaryDirectory() as folder:
             return Package(compiled(self.program, package_path=f"{folder}/model.pt2"))(*args, **kwargs)
+
+
+def tell_lines(graph: WayGraph) -> None:
+    """Put what led to the nodes of what `make_fx` has traced into the metadata of the copy that say nothing of it."""
+    origins = graph.way[0].origins
+    for node, origin in [(n, origins[n.name]) for n in graph.graph.graph.nodes if n.name in origins]:
+        if not node.stack_trace:
+            node.stack_trace = "\n".join(f'  File "{file}", line {line}, in traced' for file, line in origin.lines)
+        if origin.module and module_of(node) is None:
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), "module_fqn": origin.module}
 
 
 def runnable(graph: WayGraph) -> GraphModule:

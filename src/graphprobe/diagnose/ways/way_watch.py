@@ -77,7 +77,7 @@ class WayWatch:
 
     def __init__(self, watcher: WatchedScript, calls: CompileCalls) -> None:
         self._watcher, self._calls = watcher, calls
-        self._ways = Ways(self, _names, observe_pass, copies=True)
+        self._ways = Ways(self, _names, observe_pass, copies=True, origin=_origin)
         self._pasts: dict[WayGraph, Past] = {}
         self._paths: dict[WayGraph, str] = {}
         self._made: list[WayGraph] = []
@@ -100,10 +100,11 @@ class WayWatch:
         self._watcher.tell(what, unknown(FAILED.format(kind=what, error=details.splitlines()[-1])))
 
     def way_graph(self, graph: WayGraph, gm: Any) -> None:
-        """Keep the original's state where a way begins."""
-        from graphprobe.diagnose.ways.way_program import Original
+        """Keep the original's state where a way begins; the copy of the graph says which lines led to its nodes."""
+        from graphprobe.diagnose.ways.way_program import Original, tell_lines
 
         self._made.append(graph)
+        tell_lines(graph)
         if graph.before is not None:
             graph.token = graph.before.token
             return
@@ -198,6 +199,12 @@ def _is_plain(call: Any) -> bool:
     from graphprobe.internals.tensors import tree_leaves
 
     return not any(map(is_fake, tree_leaves(call)))
+
+
+def _origin() -> Callable[[], Any]:
+    from graphprobe.probe.dump.single_ops import Origins  # imports torch
+
+    return Origins().here
 
 
 def _names() -> Callable[[FrameType], str | None]:

@@ -31,6 +31,9 @@ from graphprobe.internals.leave_out import (
 LITE = "lite"
 """The mode in which each operation is its own kernel."""
 
+FILTER = "guard_filter_fn"
+"""The option of `torch.compile` that drops guards."""
+
 MOST_OPS = 4
 """Operations that become fallbacks together: the accused one, and those that may be it instead."""
 
@@ -134,6 +137,11 @@ def _settings(finding: Finding, compilation: Compilation, pieces: Pieces) -> Ite
     yield from (setting(group, compilation) for group in settings_for(finding.stage))
 
 
+def _guards(finding: Finding, compilation: Compilation, pieces: Pieces) -> Iterator[Change]:
+    if compilation.guard_filter is not None:
+        yield [WayAround(kind="setting", arguments={"options": {FILTER: None}})]
+
+
 def _memory(finding: Finding, compilation: Compilation, pieces: Pieces) -> Iterator[Change]:
     yield from (setting(group, compilation) for group in settings_for("memory"))
 
@@ -166,7 +174,7 @@ _BEHIND_OWN: tuple[Ways, ...] = (_fallbacks, _settings, _lite, _pieces, _backend
 _PASSES: tuple[Ways, ...] = (_pass, _own, _settings, _lite, _pieces, _backends)
 
 ORDER: Mapping[Stage, tuple[Ways, ...]] = {
-    "dynamo": (_settings, _pieces, _backends),
+    "dynamo": (_guards, _settings, _pieces, _backends),
     "trace": (),
     "pass": (),
     "backend": (_pieces, _backends),
@@ -177,7 +185,7 @@ ORDER: Mapping[Stage, tuple[Ways, ...]] = {
     "post_grad": _PASSES,
     "lowering": (_own, *_BEHIND_OWN),
     "codegen": (_own, _memory, *_BEHIND_OWN),
-    "runtime": (_settings, _fallbacks, _lite, _pieces, _backends),
+    "runtime": (_guards, _settings, _fallbacks, _lite, _pieces, _backends),
     "unknown": (_settings, _lite, _pieces, _backends),
 }
 """By stage, the kinds of changes in the order in which they are tried: the cheapest loss first."""
@@ -192,7 +200,7 @@ def candidates(
         pieces: edits of the program that leave what is accused uncompiled; called when their turn comes.
         useless: backends that are known to be wrong, and modes that do not come into it.
     """
-    inductor: Collection[Ways] = (_pieces, _backends) if not compilation.is_inductor else ORDER[finding.stage]
+    inductor: Collection[Ways] = (_guards, _pieces, _backends) if not compilation.is_inductor else ORDER[finding.stage]
     seen: list[Change] = []
     for way in (one for one in ORDER[finding.stage] if one in inductor):
         for change in way(finding, compilation, pieces):
@@ -235,6 +243,7 @@ def changed(compilation: Compilation, change: Change) -> Compilation:
     for one in change:
         given = dict(one.arguments)
         mode, options = given.pop("mode", None), {**compilation.inductor_settings, **given.pop("options", {})}
+        given["guard_filter"] = options.pop(FILTER, compilation.guard_filter)
         if mode is not None:
             options = Compiled(print, "inductor", given.get("dynamic"), mode=mode).inductor_settings()
         given["inductor_settings"] = {} if given.get("backend", "inductor") != "inductor" else options

@@ -21,20 +21,19 @@ from torch.fx import GraphModule, Interpreter, Node
 from graphprobe.dump_plan import DumpPlan
 from graphprobe.errors import SettingError
 from graphprobe.internals.aot_backends import aot_compile, boxed_call, inductor_with_mode, lookup
-from graphprobe.internals.bus import Advice, Subscription, advised
 from graphprobe.internals.dynamo.compile_facts import under_compile
 from graphprobe.internals.dynamo.dynamo_taps import current_compile_id
 from graphprobe.internals.inductor.stages import inductor_graphs, post_grad_graph, uses_cuda_graphs
-from graphprobe.internals.operators.eager_ops import compiled_graph, in_compile
+from graphprobe.internals.operators.eager_ops import compiled_graph
 from graphprobe.internals.tensors import InputMemory, tree_leaves
 from graphprobe.internals.unseen import unseen
-from graphprobe.internals.way_taps import TAP, WayGraph, inputs_in_order
+from graphprobe.internals.way_taps import WayGraph, inputs_in_order
 from graphprobe.probe.dump.facts import DATA_OPS, ops_of_graph, source_text
 from graphprobe.probe.dump.kernel import compile_watched
 from graphprobe.probe.dump.overflow import OverflowObserver, UncompiledOverflows
 from graphprobe.probe.dump.running import DumpGraph, DumpModel, DumpSession, Forward, GraphCall, GraphOp, under_way
 from graphprobe.probe.dump.sessions import begin_single_ops, session_for
-from graphprobe.probe.dump.single_ops import OpOrigin, Origins
+from graphprobe.probe.dump.single_ops import OpOrigin
 from graphprobe.probe.dump.tensors import is_tensor, slots_from_inputs, slots_from_outputs
 from graphprobe.records import Direction
 from graphprobe.select import OpFacts
@@ -396,32 +395,19 @@ def _version(value: Any) -> int:
     return value._version if is_tensor(value) and not value.is_inference() else 0
 
 
-class WayDump(Subscription):
-    """Runs graphs of ways for a dump, and learns of each node that `make_fx` makes what led to it."""
+class WayDump:
+    """Runs graphs of ways for a dump, with what led to each node that `make_fx` has made."""
 
     def __init__(self, session: Callable[[], DumpSession]) -> None:
         """`session`: returns the dump."""
         self._session = session
-        self._origins = Origins()
-        self._traced: dict[int, dict[str, OpOrigin]] = {}
-        self._begun = WeakKeyDictionary[WayGraph, tuple[dict[str, OpOrigin], str]]()
+        self._frames = WeakKeyDictionary[WayGraph, str]()
         self._runs = WeakKeyDictionary[GraphModule, tuple[WayGraph, Callable[..., Any]]]()
         self._numbers, self._graphs = itertools.count(), itertools.count()
-        super().__init__(
-            [advised(TAP, "torch.fx.experimental.proxy_tensor", "PythonKeyTracer.create_node", self._node)]
-        )
 
-    def _node(self, tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Advice:
-        node, error = yield
-        if error is None and kind == "call_function" and not in_compile():
-            origin = self._origins.here()
-            if origin is not None:
-                self._traced.setdefault(id(node.graph), {})[node.name] = origin
-
-    def begins(self, way: WayGraph, gm: GraphModule) -> None:
+    def begins(self, way: WayGraph) -> None:
         """The first graph of a way was made."""
-        self._begun[way] = self._traced.pop(id(gm.graph), {}), f"traced_{next(self._numbers)}"
-        self._traced.clear()
+        self._frames[way] = f"traced_{next(self._numbers)}"
 
     def runner(self, way: WayGraph, gm: GraphModule, name: str) -> Callable[..., Any]:
         """What runs the graph in the place of its `forward`; `name`: of what was traced."""
@@ -440,7 +426,7 @@ class WayDump(Subscription):
 
     def _made(self, way: WayGraph, gm: GraphModule, name: str) -> Callable[..., Any]:
         session = self._session()
-        origins, frame = self._begun.get(way.way[0], ({}, "traced"))
+        origins, frame = way.way[0].origins, self._frames.get(way.way[0], "traced")
         model = session.model([name], f"{frame}/{next(self._graphs)}", "interpreter")
         ops = placed(ops_of_graph(gm.graph, "forward", engine="interpreter", perturbs=False), origins)
         if not any(op.info.source or op.info.module for op in ops.values()):
