@@ -351,6 +351,19 @@ SMALL = np.array([100, 100, 100], dtype=np.int8)
 
 Case = tuple[Callable[..., Any], tuple[Any, ...], Callable[[], Any], str]
 
+
+class Width:
+    def __index__(self):
+        return 2
+
+
+WIDTH = Width()
+
+
+def sliced(x: torch.Tensor) -> torch.Tensor:
+    return x[1:WIDTH].sin()  # here
+
+
 CASES: list[Case] = [
     (rounded, WITH, answers(round, 7), "round"),
     (inside_a_call, WITH, answers(round, 7), "round"),
@@ -394,4 +407,5 @@ CASES: list[Case] = [
     (partly, WITH, answers(round, 7), "round"),
     (matched, WITH, answers(round, 7), "round"),
     (while_less, WITH, answers(round, 3), "round"),
+    (sliced, X, contextlib.nullcontext, "x[1:WIDTH]"),
 ]

@@ -165,6 +165,7 @@ STATEMENTS = [
     ("COUNT = itertools.count()", "x + next(COUNT)", {"global COUNT"}),
     ("hits = []", "hits.append(1)", {"closure hits", "closure hits[0]"}),
     ("n = 0", "nonlocal n; n += 1", {"closure n"}),
+    ("class Kind(type):\n    n = 0\nclass Made(metaclass=Kind): pass", "type(Made).n += 1", {"class Kind.n"}),
     ("a = []\nclass Helper:\n    def touch(self): a.append(1)", "Helper().touch()", {"closure a", "closure a[0]"}),
     ("append = [].append", "append(1)", {"closure append.__self__", "closure append.__self__[0]"}),
     ("order = [1, 2, 3]", "order.reverse()", {"closure order[0]", "closure order[2]"}),

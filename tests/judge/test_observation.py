@@ -50,9 +50,10 @@ def test_contents() -> None:
     assert shown[:3] == [f"{__name__}.Colour.RED", "builtins.type Out", "builtins.function contents_of"]
     assert shown[3] == "torch.nn.modules.linear.Linear"
     assert not any(isinstance(value, torch.Tensor) for value in shown), "the state of a module is compared apart"
-    found = contents_of([np.arange(3.0), np.float32(2.5), np.array(["a"])])
+    found = contents_of([np.arange(3.0), np.float32(2.5), np.float64(3.5), np.array(["a"])])
     tensors = [value for value in found if isinstance(value, torch.Tensor)]
-    assert [t.tolist() for t in tensors] == [[0.0, 1.0, 2.0], 2.5]
+    assert [t.tolist() for t in tensors] == [[0.0, 1.0, 2.0], 2.5, 3.5]
+    assert set(found[:4]) == {"numpy.ndarray"}, "compiled, torch makes arrays without dimensions of numpy's numbers"
 
 
 def test_tensors_are_found_wherever_they_are() -> None:

@@ -436,8 +436,8 @@ class Walk:
                     yield vars(value), f"global {name}.{inner}", vars(value)[inner]
 
     def _class(self, kind: type, depth: int) -> None:
-        """Show the attributes of a class and of its bases; follow their methods."""
-        for base in bases_of(kind):
+        """Show the attributes of a class, of its bases and its metaclass; follow their methods."""
+        for base in (*bases_of(kind), *bases_of(type(kind))):
             if self._owner(module_of(base)) != "user" or self._is_taken(base, ""):
                 continue
             short = _tail(qualname_of(base))

@@ -83,12 +83,16 @@ def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _leaf(value: Any, edge: deque[tuple[Any, bool]], seen: dict[int, Any]) -> Any:
-    """What stands for a leaf; what is inside of it is left at the edge."""
-    if value is None or (isinstance(value, PLAIN) and not isinstance(value, Enum)):
+    """What stands for a leaf; what is inside of it is left at the edge.
+
+    A number of numpy's is an array without dimensions: compiled, torch makes these of it, as its documentation says.
+    """
+    if value is None or (isinstance(value, PLAIN) and not isinstance(value, (Enum, np.generic))):
         return value
     if isinstance(value, torch.Tensor) and why_not(value) is None:
         return value
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = np.ndarray if isinstance(value, np.generic) else type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, Enum):
         return f"{name}.{value.name}"
     if isinstance(value, CLOSED):

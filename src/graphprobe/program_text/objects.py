@@ -35,7 +35,7 @@ from graphprobe.program_text.program import TextProgram
 
 STORED = "stored"
 """Function of the script that fetches a tensor from the file: name, dtype, shape."""
-INSTANCE = "instance"
+INSTANCE, INSTANCE_CALL = "instance", re.compile(r"\binstance\(")
 """Function of the script that makes an object without its constructor: class, attributes by name."""
 INSTANCE_TEXT = re.sub(r": Any| -> Any", "", inspect.getsource(instance).rstrip())
 LONG = 12

@@ -27,7 +27,7 @@ from graphprobe.engine.values import one_file_bytes, safetensors_bytes, to_bytes
 from graphprobe.findings import Finding
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.probe.formats.fx_py import GraphSource
-from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT, STORED
+from graphprobe.program_text.objects import INSTANCE, INSTANCE_CALL, INSTANCE_TEXT, STORED
 from graphprobe.program_text.plain_values import Unwritable, joined
 from graphprobe.program_text.text import ProgramText, program_text
 from graphprobe.store.schema import is_json
@@ -213,7 +213,7 @@ def compilation_text(compilation: Compilation) -> tuple[dict[str, str], str, lis
 
 def _script(notes: Sequence[str], text: ProgramText, body: Sequence[str], kind: str, limits: str) -> str:
     used, imports, helpers = "\n".join(body), set(text.imports), []
-    if f"{INSTANCE}(" in used:
+    if INSTANCE_CALL.search(used):
         helpers.append(INSTANCE_TEXT)
     if f"{STORED}(" in used:
         helpers.append(_STORED)

@@ -23,7 +23,7 @@ from graphprobe.internals.aot_backends import aot_arguments, registered, unwrapp
 from graphprobe.internals.operators.operators import operator_of
 from graphprobe.program_text.encoding import Encoder
 from graphprobe.program_text.loading import first_line
-from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
+from graphprobe.program_text.objects import INSTANCE_CALL, INSTANCE_TEXT
 from graphprobe.program_text.plain_values import Unwritable
 from graphprobe.program_text.program import Place, TextProgram
 from graphprobe.program_text.sources import NotRecordable, _Module, bindings, is_own, tree_of
@@ -289,7 +289,7 @@ def own_text(value: Any, name: str) -> tuple[str, str, dict[str, str]]:
             name += "_"
         between = "\n\n\n" if text.rpartition("\n")[2].startswith(" ") else "\n"
         text, found = f"{text}{between}{name} = {found}", name
-    if f"{INSTANCE}(" in text:
+    if INSTANCE_CALL.search(text):
         text = f"{INSTANCE_TEXT}\n\n\n{text}"
     needless = set() if re.search(r"\btorch\b", text) else {"import torch"}
     return found, with_imports({*told.imports} - needless, told.folders, text), told.folders

@@ -44,7 +44,7 @@ from graphprobe.findings import STAGES, Finding
 from graphprobe.internals.aot_backends import is_higher_order
 from graphprobe.judge.uncompiled import Reference
 from graphprobe.probe.formats.literals import Unreproducible
-from graphprobe.program_text.objects import INSTANCE, INSTANCE_TEXT
+from graphprobe.program_text.objects import INSTANCE_CALL, INSTANCE_TEXT
 from graphprobe.program_text.plain_values import MOST_INLINE, Unwritable
 from graphprobe.program_text.text import ProgramText, program_text
 
@@ -350,11 +350,11 @@ class _ProgramScript:
         given = dict(text.roots)
         if new:
             given["fn"] = f"{given['fn']}(){'' if self.fn.training else '.eval()'}"
-        run = self._run(entry, given)
+        run = self._run(entry, given, "import numpy as np" in text.imports)
         options, own, settings = compilation_text(self.compilation)
         called = f'runpy.run_path(__file__)["{entry}"]'
         eager, compiled = f"{called}()", f"{called}({', '.join(f'{name}={value}' for name, value in options.items())})"
-        used = [INSTANCE_TEXT] if f"{INSTANCE}(" in text.text + run else []
+        used = [INSTANCE_TEXT] if INSTANCE_CALL.search(text.text + run) else []
         head = [*state_lines(self.program.grad), *settings, *(["torch.manual_seed(0)"] if text.drawn else [])]
         needed = {*text.imports, *(["import re"] if "re.sub(" in run else [])}
         bound = bound_of(self.finding)
@@ -388,7 +388,7 @@ class _ProgramScript:
             found.append(call)
         return found
 
-    def _run(self, entry: str, roots: Mapping[str, str]) -> str:
+    def _run(self, entry: str, roots: Mapping[str, str], uses_numpy: bool) -> str:
         """The function that calls the program and returns what differs."""
         tensors = {key: value for call in self.calls for key, (_, value) in call.items() if _is_tensor(value)}
         few = sum(value.numel() for value in tensors.values()) <= MOST_INLINE
@@ -418,12 +418,12 @@ class _ProgramScript:
             which = "torch.is_tensor(t) and t.requires_grad"
             lines.append(f"loss = {RAMP.format(tensors=LEAVES.format(result), which=which)}")
             lines += ["if torch.is_tensor(loss):", "    loss.backward()"]
-        lines += self._seen(fn, [made[key] for call in self.calls for key in call], result)
+        lines += self._seen(fn, [made[key] for call in self.calls for key in call], result, uses_numpy)
         contexts = ["torch.no_grad()"] if self.program.grad is False else []
         seed = self.form == "new" or inputs.drawn
         return run_text(self.kind, f"{entry}(**{options})", lines, contexts=contexts, seed=seed)
 
-    def _seen(self, fn: str, arguments: Sequence[str], result: str) -> list[str]:
+    def _seen(self, fn: str, arguments: Sequence[str], result: str, uses_numpy: bool) -> list[str]:
         """The line that returns what differs; none where only an exception or an end is looked for."""
         is_module = isinstance(self.fn, torch.nn.Module)
         if self.plain:
@@ -441,6 +441,8 @@ class _ProgramScript:
                 where += self.where[found.end() :]
             return [f"return repr({where.removeprefix('global ')})"]
         values = LEAVES.format(result)
+        if uses_numpy:
+            values = f"[torch.as_tensor(v) if isinstance(v, np.ndarray | np.generic) else v for v in {values}]"
         if self.where.startswith("gradients"):
             of = [f"[{', '.join(arguments)}]"] if arguments else []
             of += [f"list({fn}.parameters())"] if is_module else []

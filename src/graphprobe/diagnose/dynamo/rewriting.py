@@ -260,10 +260,12 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         shown = ast.unparse(node)
+        if isinstance(node.ctx, ast.Load) and any(isinstance(part, ast.Slice) for part in ast.walk(node.slice)):
+            return self._later(node, shown)  # what makes the slice runs uncompiled, too
         self.generic_visit(node)
         if not isinstance(node.ctx, ast.Load):
             return node
-        return self._operator(node, "getitem", node.value, _index(node.slice), shown=shown)
+        return self._operator(node, "getitem", node.value, node.slice, shown=shown)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         if self.source.is_imported(node.value):
@@ -448,13 +450,6 @@ def _flat(target: ast.AST) -> Iterator[ast.AST]:
 def _stored(target: Any, sign: str) -> str:
     entry = isinstance(target, ast.Subscript)
     return f"{ast.unparse(target.value)}.__setitem__" if entry else f"{ast.unparse(target)} {sign}"
-
-
-def _index(node: Any) -> Any:
-    if isinstance(node, ast.Slice):
-        parts = [part or ast.Constant(None) for part in (node.lower, node.upper, node.step)]
-        return ast.Call(ast.Name("slice", ast.Load()), parts, [])
-    return ast.Tuple([_index(part) for part in node.elts], ast.Load()) if isinstance(node, ast.Tuple) else node
 
 
 def _compiled(source: ParsedFile, node: Any, scope: Any, code: CodeType) -> CodeType | None:
