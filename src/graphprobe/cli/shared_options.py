@@ -75,6 +75,14 @@ def _help(row: Option) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+def count_option(name: str, least: int, default: int, words: str) -> Callable[[Command], Command]:
+    """An option that takes a number, which is at least `least`."""
+    return click.option(name, type=click.IntRange(min=least), default=default, show_default=True, help=words)
+
+
+look_option = click.option(
+    "--budget", "budget_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look."
+)
 only_function_option = options_from((BY_NAME["only_function"],))
 
 

@@ -194,7 +194,9 @@ class Ways(Subscription):
         with self.inside as wanted:
             result, error = yield
         if wanted and error is None:
-            self._begins("export", "torch.export.export", mod, tuple(args), kwargs or {}, result.graph_module, result)
+            self._begins(
+                "export", "torch.export.export", mod, tuple(args), kwargs or {}, result.graph_module, program=result
+            )
 
     def _trace(self, tracer: Any, f: Any, *args: Any) -> Advice:
         wanted = self._is_programs(sys._getframe(2))
@@ -204,7 +206,7 @@ class Ways(Subscription):
             return
         state = self._states.get(getattr(f, "__self__", f)) if _is_graph(getattr(f, "__self__", f)) else None
         if state is None:
-            self._begins("trace", "make_fx", f, args, {}, result, origins=origins)
+            self._begins("trace", "make_fx", f, args, {}, result, origins=origins.get(id(result.graph), {}))
         else:
             self._goes_on(result, WayGraph("trace", _made_by("make_fx"), state.graph.traced, state.graph))
 
@@ -285,7 +287,7 @@ class Ways(Subscription):
                 made = joint_call(mod, args, kwargs or {}, result.graph_module)
             fn, values = made or (mod, [])
             how, gm = "aot_export_joint_with_descriptors", result.graph_module
-            self._begins("trace", how, fn, tuple(values), {}, gm, origins=origins)
+            self._begins("trace", how, fn, tuple(values), {}, gm, origins=origins.get(id(gm.graph), {}))
 
     def _compile_joint(self, *args: Any, **kwargs: Any) -> Advice:
         with self.inside:
@@ -426,21 +428,9 @@ class Ways(Subscription):
         with self.inside, quiet():
             self._to.tell(event, lambda: call(*args), None)
 
-    def _begins(
-        self,
-        kind: Kind,
-        how: str,
-        fn: Any,
-        args: Any,
-        kwargs: Any,
-        gm: Any,
-        program: Any = None,
-        origins: Mapping[int, Mapping[str, Any]] | None = None,
-    ) -> None:
-        torch = sys.modules["torch"]
-        traced = TracedCall(fn, args, kwargs, torch.is_grad_enabled())
-        led = (origins or {}).get(id(gm.graph), {})
-        self._goes_on(gm, WayGraph(kind, _made_by(how), traced, program=program, origins=led))
+    def _begins(self, kind: Kind, how: str, fn: Any, args: Any, kwargs: Any, gm: Any, **more: Any) -> None:
+        traced = TracedCall(fn, args, kwargs, sys.modules["torch"].is_grad_enabled())
+        self._goes_on(gm, WayGraph(kind, _made_by(how), traced, **more))
         if self._passes is None:
             self._passes = self._make_passes()
         self._profile(True)

@@ -29,7 +29,9 @@ class WayRecorder:
     def __init__(self, begin: Callable[[FrameFacts], Any], failed: Callable[[str, str], None]) -> None:
         """`begin`: returns the `ModelRecorder` of a new model; `failed`: called with what is not recorded."""
         self._begin, self._folders = begin, list[str]()
-        self._ways = Ways(self, _names, copies=False, origin=self._origin)
+        self._ways = Ways(
+            self, own_names, copies=False, origin=lambda: origin_here() if self.dump is not None else None
+        )
         self.install, self.remove, self.failed = self._ways.install, self._ways.remove, failed
         self.dump: WayDump | None = None
         """Of a run with a dump of graphs."""
@@ -75,13 +77,6 @@ class WayRecorder:
         """A dump runs it node by node."""
         return None if self.dump is None else self.dump.runner(graph, gm, _facts(graph).function or "graph")
 
-    def _origin(self) -> Callable[[], Any] | None:
-        if self.dump is None:
-            return None
-        from graphprobe.probe.dump.single_ops import Origins  # imports torch
-
-        return Origins().here
-
     def _write(self, model: ModelRecorder, name: str, data: bytes) -> None:
         file = model.writer.write_bytes(f"{layout.model_folder(model.number)}/{name}", data)
         model.writer.event(where=model.where, kind="note", name=name, file=file)
@@ -96,10 +91,18 @@ def _entries(folder: zipfile.Path, before: str = "") -> Iterator[tuple[zipfile.P
             yield entry, name
 
 
-def _names() -> Callable[[FrameType], str | None]:
+def own_names() -> Callable[[FrameType], str | None]:
+    """What names a frame's function, if it is of the program."""
     from graphprobe.program_text.sources import own_function  # imports torch
 
     return own_function()
+
+
+def origin_here() -> Callable[[], Any]:
+    """What returns which lines and module led to the operator that runs now."""
+    from graphprobe.probe.dump.single_ops import Origins  # imports torch
+
+    return Origins().here
 
 
 def _facts(graph: WayGraph) -> FrameFacts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from graphprobe.cli.shared_options import JsonTo, json_option, new_folder
+from graphprobe.cli.shared_options import JsonTo, count_option, json_option, look_option, new_folder
 from graphprobe.cli.target import TargetCommand, TypedTarget, is_run
 from graphprobe.errors import EXIT_FOUND, EXIT_OK, EXIT_UNDECIDED, UsageError
 from graphprobe.report.visible import echo
@@ -19,17 +19,9 @@ EXITS = {"rounding": EXIT_OK, "leaves": EXIT_FOUND, "other": EXIT_UNDECIDED, "un
 
 
 @click.command(cls=TargetCommand, takes="SCRIPT [ARGS]... | RUN_A RUN_B | RANKS", reads=is_run)
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="End after N steps.")
-@click.option(
-    "--perturbed",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="Uncompiled runs that are moved by roundings.",
-)
-@click.option(
-    "--budget", "budget_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look."
-)
+@count_option("--steps", 1, 200, "End after N steps.")
+@count_option("--perturbed", 1, 4, "Uncompiled runs that are moved by roundings.")
+@look_option
 @click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the runs. Default: one in graphprobe-drift.")
 @json_option
 def command(

@@ -14,7 +14,7 @@ import click
 
 from graphprobe.analysis.timing import compare_profiles, read_profile
 from graphprobe.cli.ending import AtSignal, at_signal, exit_as
-from graphprobe.cli.shared_options import JsonTo, filtered, json_option, new_file, only_function_option
+from graphprobe.cli.shared_options import JsonTo, count_option, filtered, json_option, new_file, only_function_option
 from graphprobe.cli.target import TargetCommand, TypedTarget
 from graphprobe.errors import UsageError
 from graphprobe.report import profile_document as view
@@ -38,7 +38,7 @@ def _is_profile(word: str) -> bool:
 )
 @click.option("-o", "--out", metavar="FILE", help="File for the profile. Default: profile-PROGRAM.json.")
 @click.option("--trace", "trace_path", metavar="FILE", help="Also write a Chrome trace, for ui.perfetto.dev.")
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Length of the tables.")
+@count_option("--top", 1, 10, "Length of the tables.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Of a program that is run: print nothing.")

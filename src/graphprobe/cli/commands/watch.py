@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphprobe.cli.ending import AtSignal, at_signal, exit_as
-from graphprobe.cli.shared_options import JsonTo, json_option
+from graphprobe.cli.shared_options import JsonTo, count_option, json_option, look_option
 from graphprobe.cli.target import TargetCommand, TypedTarget, is_run
 from graphprobe.errors import UsageError, lacks_room
 from graphprobe.report.terminal import command_line
@@ -35,30 +35,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to look into. spike=X: a loss of more than X times the median.",
 )
-@click.option(
-    "--every",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="Observe each parameter in one of so many steps.",
-)
-@click.option(
-    "--keep",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Keep so many sleeping copies of the program, one each --every steps, to go back to.",
-)
-@click.option(
-    "--shadow",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Make one in so many calls of each compiled function uncompiled as well, and judge it.",
-)
-@click.option(
-    "--budget", "budget_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look."
-)
+@count_option("--every", 1, 50, "Observe each parameter in one of so many steps.")
+@count_option("--keep", 0, 0, "Keep so many sleeping copies of the program, one each --every steps, to go back to.")
+@count_option("--shadow", 0, 0, "Make one in so many calls of each compiled function uncompiled as well, and judge it.")
+@look_option
 @click.option("-o", "--out", "out_dir", metavar="DIR", help="Folder for the run. Default: torch_compile_debug.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but what the program prints.")
 @json_option

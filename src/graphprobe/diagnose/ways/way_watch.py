@@ -13,12 +13,11 @@ from graphprobe.internals.context import Frame
 from graphprobe.internals.dynamo.compile_calls import CompileCalls
 from graphprobe.internals.way_taps import WayGraph, Ways
 from graphprobe.probe.active import observe_pass
+from graphprobe.probe.traced_graphs import origin_here, own_names
 from graphprobe.select.step_ranges import StepSelection
 from graphprobe.settings.limits import NoTimeLeft
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from graphprobe.diagnose.ways.way_program import WayCall
     from graphprobe.findings import Diagnosis, Finding, NamedStep
 
@@ -77,7 +76,7 @@ class WayWatch:
 
     def __init__(self, watcher: WatchedScript, calls: CompileCalls) -> None:
         self._watcher, self._calls = watcher, calls
-        self._ways = Ways(self, _names, observe_pass, copies=True, origin=_origin)
+        self._ways = Ways(self, own_names, observe_pass, copies=True, origin=origin_here)
         self._pasts: dict[WayGraph, Past] = {}
         self._paths: dict[WayGraph, str] = {}
         self._made: list[WayGraph] = []
@@ -199,15 +198,3 @@ def _is_plain(call: Any) -> bool:
     from graphprobe.internals.tensors import tree_leaves
 
     return not any(map(is_fake, tree_leaves(call)))
-
-
-def _origin() -> Callable[[], Any]:
-    from graphprobe.probe.dump.single_ops import Origins  # imports torch
-
-    return Origins().here
-
-
-def _names() -> Callable[[FrameType], str | None]:
-    from graphprobe.program_text.sources import own_function  # imports torch
-
-    return own_function()
