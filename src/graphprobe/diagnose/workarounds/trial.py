@@ -24,6 +24,9 @@ from graphprobe.judge.stage_table import Graphs
 WARM, MOST_CALLS, MEASURED_S = 3, 101, 2.0
 """Calls before any is measured; how many are, and how long that may take."""
 
+LONG_S, MOST_REPEATS = 1e-3, 100
+"""What is measured takes so long at least: a shorter call is made several times, but no more often than that."""
+
 RESTED_S = 0.003
 """What a process waits before its call: threads of OpenMP go on for a while behind the call of the other one."""
 
@@ -102,7 +105,7 @@ def priced(program: Program, compilation: Compilation, change: list[WayAround]) 
 
 
 def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Callable[[], float]:
-    """What makes the last call of the program twice, with its backward, and returns the second one's seconds.
+    """What makes the last call of the program again and again, with its backward, and returns the seconds of one.
 
     Raises:
         ValueError: the call changes the shape of an argument, so that each one is another call.
@@ -114,8 +117,9 @@ def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Ca
     def call() -> float:
         run()
         began = time.perf_counter()
-        run()
-        return time.perf_counter() - began
+        for _ in range(repeats):
+            run()
+        return (time.perf_counter() - began) / repeats
 
     def run() -> None:
         with torch.no_grad() if program.grad is False else contextlib.nullcontext():
@@ -123,9 +127,11 @@ def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Ca
         found = [t for t in tensors_of(result) if t.requires_grad] if program.grad else []
         torch.autograd.backward(found, [torch.ones_like(t) for t in found])
 
+    repeats = 1
     with compilation.configured():
         for _ in range(WARM):
-            run()
+            call()
+    repeats = max(1, min(MOST_REPEATS, int(LONG_S / call())))
     if shapes != [tensor.shape for tensor in tensors_of((args, kwargs))]:
         raise ValueError("the program changes the shape of an argument")
     return call
