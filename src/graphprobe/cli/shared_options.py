@@ -24,6 +24,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 STDOUT = "-"
 
+look_option = click.option(
+    "--budget", "budget_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look."
+)
+
 JSON_METAVAR = "[FILE|-]"
 JSON_HELP = "Print JSON instead; or write it to FILE, a new *.json."
 
@@ -80,9 +84,6 @@ def count_option(name: str, least: int, default: int, words: str) -> Callable[[C
     return click.option(name, type=click.IntRange(min=least), default=default, show_default=True, help=words)
 
 
-look_option = click.option(
-    "--budget", "budget_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for the look."
-)
 only_function_option = options_from((BY_NAME["only_function"],))
 
 
