@@ -68,6 +68,7 @@ drawn anew. `exact`: all is as it is."""
 RTOL = 1e-4
 """Of values of a program, whose noise was measured where it is wrong only."""
 LEAVES = "torch.utils._pytree.tree_leaves({})"
+AS_TENSORS = "[torch.as_tensor(np.array(v)) if isinstance(v, np.ndarray | np.generic) else v for v in {}]"
 _ARGUMENT = re.compile(r"argument (\w+)")
 
 AFTER_DYNAMO = frozenset(STAGES) - {"dynamo", "runtime", "unknown"}
@@ -442,7 +443,7 @@ class _ProgramScript:
             return [f"return repr({where.removeprefix('global ')})"]
         values = LEAVES.format(result)
         if uses_numpy:
-            values = f"[torch.as_tensor(v) if isinstance(v, np.ndarray | np.generic) else v for v in {values}]"
+            values = AS_TENSORS.format(values)
         if self.where.startswith("gradients"):
             of = [f"[{', '.join(arguments)}]"] if arguments else []
             of += [f"list({fn}.parameters())"] if is_module else []
