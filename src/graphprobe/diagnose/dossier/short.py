@@ -440,7 +440,7 @@ class _ProgramScript:
                 number = int(found[1]) if found[1].isdigit() else -1
                 where = own[0] if own else arguments[number] if 0 <= number < len(arguments) else found[1]
                 where += self.where[found.end() :]
-            return [f"return repr({where.removeprefix('global ')})"]
+            return [f"return repr({where.removeprefix('global ').removeprefix('class ')})"]
         values = LEAVES.format(result)
         if uses_numpy:
             values = AS_TENSORS.format(values)
