@@ -216,7 +216,7 @@ class Ways(Subscription):
         if origins is None or error is not None or kind != "call_function":
             return
         here = self._origin()
-        if here is not None and (found := here()) is not None:
+        if here is not None and (found := self._to.tell("what led to a node", here, None)) is not None:
             origins.setdefault(id(node.graph), {})[node.name] = found
 
     @contextlib.contextmanager
