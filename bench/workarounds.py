@@ -5,7 +5,8 @@
 NAME: cases of `tests/diagnose`, or folders of them. Each is diagnosed; of those whose findings have a workaround with a
 price, the program runs compiled as it is, and compiled with the text of the workaround in force, in processes of their
 own, one after the other, `--rounds` times. The price alone is the median call with the workaround over the median call
-without it, of all rounds. Measured is the last call of a case.
+without it, of all rounds. Measured is the last call of a case. `spread` is how many times as long the slowest round takes
+as the fastest one, without any change: no price is known better than that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "diagnose"))
+sys.path[0] = str(ROOT / "tests" / "diagnose")  # `bench/diagnose.py` would hide the package of the tests
 
 WARM, CALLS, SECONDS, REST_S = 10, 200, 2.0, 0.003
 
@@ -114,7 +115,7 @@ def main() -> None:
 
     names = [n for what in options.names for n in (cases.names(what) if what in cases.FOLDERS else [what])]
     near, count = 0, 0
-    print("| case | ms | kind | told | alone | off |\n|---|---|---|---|---|---|")
+    print("| case | ms | spread | kind | told | alone | off |\n|---|---|---|---|---|---|---|")
     for name in names:
         if count == options.most:
             break
@@ -123,14 +124,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
             pairs = [(alone(name, [], a), alone(name, ways, b)) for _ in range(options.rounds)]
         if any(None in pair for pair in pairs):
-            print(f"| {name} | it does not run in a process of its own | | | | |", flush=True)
+            print(f"| {name} | it does not run in a process of its own | | | | | |", flush=True)
             continue
-        plain, changed = (statistics.median(side) for side in zip(*pairs, strict=True))
+        sides = list(zip(*pairs, strict=True))
+        plain, changed = map(statistics.median, sides)
+        spread = max(sides[0]) / min(sides[0])
         price, measured = ways[0]["call_time"], changed / plain
         count, near = count + 1, near + (abs(price / measured - 1) <= 0.1)
         kinds = " and ".join(way["kind"] for way in ways)
         print(
-            f"| {name} | {plain * 1e3:.3f} | {kinds} | {price:.2f} | {measured:.2f} | {price / measured - 1:+.0%} |",
+            f"| {name} | {plain * 1e3:.3f} | {spread:.2f} | {kinds} | {price:.2f} | {measured:.2f} | {price / measured - 1:+.0%} |",
             flush=True,
         )
     print(f"\nwithin 10 %: {near} of {count}")

@@ -118,6 +118,9 @@ class Ladder:
                     report = top.report if self.compilation.is_inductor else None
                     self.runner.tell(f"{notes.first_fact(top.certain, report)}; {notes.LOOKING}")
             self._settle()
+            if self.result.verdict == "healthy":
+                with self.in_time("whether what torch keeps on disk is right"):
+                    self._look_at_entries()
             if self.result.verdict == "healthy" and not self.seen(self.top).alike:
                 self._look_at_bits(self)
             if self.result.verdict == "fault" and self.limits.workaround and not self.result.unfinished:
@@ -130,7 +133,23 @@ class Ladder:
 
     def plain(self) -> Callable[[], RungReport]:
         """The step that runs the program as its user does."""
-        return partial(steps.plain, self.program, self.compilation)
+        return partial(steps.plain, self.program, self.compilation, renewed=not self.compilation.entries)
+
+    def _look_at_entries(self) -> None:
+        """Run what is right compiled afresh with what torch has kept of earlier compilations, where that fits it."""
+        afresh = self.seen(self.top)
+        entries = afresh.report.entries if afresh.report is not None else []
+        if not entries:
+            return
+        self._rung(self.top, partial(steps.plain, self.program, self.compilation, renewed=False))
+        kept = self.seen(self.top)
+        if not kept.certain:
+            self.rungs[self.top] = afresh
+            return
+        entries = kept.report.entries if kept.report is not None else entries
+        self.compilation = replace(self.compilation, entries=tuple(entries))
+        self.result.verdict = "fault"
+        self._accuse(self)
 
     def told_rungs(self) -> list[Rung]:
         """How each rung did."""

@@ -40,6 +40,12 @@ LEFT_AS_IT_IS = (
 CUT_OFF = "these files in torch's cache were cut off, as a killed compiler leaves them, and are deleted now: {files}"
 """Each ended every program that has such a kernel, with `file too short`; torch makes it anew."""
 
+KEPT = (
+    "Compiled afresh, it is right. torch's caches on disk return what was compiled for another program, or before this "
+    "one was edited. Delete these folders: {entries}."
+)
+"""Of a program that is wrong with entries of torch's caches alone."""
+
 ALONE = (
     "each of the {ranks} ranks was diagnosed alone: a collective gave back what this rank had put in, so that what the "
     "ranks do together was not checked"

@@ -58,6 +58,7 @@ class RungReport(msgspec.Struct):
         compiles: graphs compiled to kernels.
         breaks: of graphs, where they were counted.
         graphs: that Dynamo made, where they were counted; `given_up`: why it left functions as they are, in its words.
+        entries: of torch's caches, folders: those that it looked into, or would have, if they were not empty for it.
         notes: what could not be checked.
     """
 
@@ -78,6 +79,7 @@ class RungReport(msgspec.Struct):
     breaks: int = 0
     graphs: int | None = None
     given_up: list[str] = []
+    entries: list[str] = []
     notes: list[str] = []
 
 

@@ -80,6 +80,7 @@ class Compilation:
         fullgraph: as `torch.compile` takes it.
         inductor_settings: what the mode and the options of `torch.compile` set for Inductor, by name.
         guard_filter: says which guards are kept, as the option `guard_filter_fn` of `torch.compile`; None: all are.
+        entries: folders in torch's caches with which alone the program goes wrong.
         called_from: `file:line` of the program that calls what is compiled; None where no line of it does.
     """
 
@@ -92,6 +93,7 @@ class Compilation:
     first: bool = False
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
     guard_filter: Callable[..., Any] | None = None
+    entries: tuple[str, ...] = ()
     called_from: str | None = field(default_factory=line_of_caller, compare=False)
 
     def compiled(self, fn: Callable[..., Any], backend: str | Callable[..., Any] | None = None) -> Callable[..., Any]:

@@ -49,7 +49,7 @@ from graphprobe.engine.value_file import stored
 from graphprobe.errors import raised_from
 from graphprobe.findings import Finding
 from graphprobe.internals.aot_backends import lookup
-from graphprobe.internals.caches import bypassed, caches_renewed
+from graphprobe.internals.caches import bypassed, caches_renewed, entries_read
 from graphprobe.internals.dynamo.compile_facts import breaks_made, given_up, graphs_made
 from graphprobe.internals.inductor.executable_snapshots import OwnPasses
 from graphprobe.internals.operators.operators import OpMode, Overload, value_of
@@ -414,8 +414,9 @@ def left_whole(program: Program, compilation: Compilation, op: str) -> RungRepor
 def plain(program: Program, compilation: Compilation, *, renewed: bool = True) -> RungReport:
     """The backend as it is, nothing looked into; graph caches are on, and if `renewed` hold nothing from before."""
     before, known, breaks = graphs_made(), given_up(), breaks_made()
-    with caches_renewed() if renewed else contextlib.nullcontext():
+    with caches_renewed() if renewed else entries_read() as entries:
         report = run_program(program, compilation, compilation.backend)
+    report.entries = list(dict.fromkeys(entries))
     report.breaks = breaks_made() - breaks
     report.graphs = graphs_made() - before
     report.given_up = [reason for reason, count in given_up().items() if count > known.get(reason, 0)]

@@ -74,7 +74,8 @@ def accuse(ladder: Ladder, explain: Explain | None = None) -> None:
     first = first_wrong(states) or ladder.top
     certain = ladder.seen(first).certain
     seen = _seen(ladder, certain)
-    guilty = (explain or findings_for)(ladder, first, to_blame(ladder.result.findings, seen), certain)
+    explain = explain or (_of_entries if ladder.compilation.entries else findings_for)
+    guilty = explain(ladder, first, to_blame(ladder.result.findings, seen), certain)
     seen = _seen(ladder, certain)  # of a backend that calls Inductor, its rungs are
     guilty = to_blame(guilty, seen) or [by_its_rung(guilty[0], seen)]
     ladder.tell_latent([f for f in ladder.result.findings if f not in guilty])
@@ -111,7 +112,7 @@ def _seen(ladder: Ladder, certain: Sequence[Difference]) -> RungEvidence:
 
 def _repeat(ladder: Ladder) -> None:
     """How often the program itself fails, where nothing else does; what never fails again is no fault."""
-    again = partial(steps.plain, ladder.program, ladder.compilation)
+    again = ladder.plain()
     failed = sum(not _is_right(ladder, again) for _ in range(REPEATS))
     for finding in ladder.result.findings:
         finding.flaky_rate = (1 + failed) / (1 + REPEATS)
@@ -138,6 +139,15 @@ def findings_for(
             return found
     given = _without_bystanders(ladder, rung, given, differences)
     return given if is_explained(rung, given) else [*given, *_unexplained(ladder, rung, differences)]
+
+
+def _of_entries(
+    ladder: Ladder, rung: RungName, given: Sequence[Finding], differences: Sequence[Difference]
+) -> list[Finding]:
+    """The finding of what is right compiled afresh, and wrong with what torch has kept of earlier compilations."""
+    first, entries = differences[0], ladder.compilation.entries
+    reason = told_more(first.text, notes.KEPT.format(entries=", ".join(entries)))
+    return [Finding(kind=first.kind, reason=reason, stage="runtime", worst=first.worst)]
 
 
 def _of_own_backend(ladder: Ladder, differences: Sequence[Difference]) -> list[Finding]:

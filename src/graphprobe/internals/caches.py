@@ -1,14 +1,15 @@
-"""Turns torch's graph caches off while a graph is compiled (on a hit no pass runs), and deletes cut-off libraries."""
+"""Turns torch's graph caches off or makes them empty, tells what is read of them, and deletes cut-off libraries."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import struct
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,15 @@ CACHES = (
     ("torch._functorch.config", "enable_remote_autograd_cache"),
     ("torch._functorch.config", "bundled_autograd_cache"),
 )
+
+KEPT = (
+    ("torch._functorch._aot_autograd.autograd_cache", "AOTAutogradCache", "autograd_cache_key"),
+    ("torch._inductor.codecache", "FxGraphCache", "compiled_fx_graph_hash"),
+)
+"""The caches that keep what was compiled on disk, with the function that makes the key of a graph."""
+
+FOLDER_OF = "_get_tmp_dir_for_key"
+"""The method of such a cache that says where the entries of a key are."""
 
 ELF64 = struct.Struct("<40xQ10xHH")
 """Of an ELF file's header: where the table of sections begins, the size of a row, and how many there are."""
@@ -83,14 +93,71 @@ def bypassed() -> Iterator[list[str]]:
 
 
 @contextmanager
-def caches_renewed() -> Iterator[None]:
+def caches_renewed() -> Iterator[list[str]]:
     """The graph caches as they are set, and with none of what they held before: entries are found again in here only.
 
     An entry may have been made by the same program while somebody had changed the compiler, which no key tells.
+    Yields a list, into which go the folders of entries that would have been found.
     """
     module: Any = sys.modules.get("torch.compiler.config")
-    with bypassed() if module is None else module.patch({"cache_key_tag": uuid.uuid4().hex}):
-        yield
+    found: list[str] = []
+    if module is None:
+        with bypassed():
+            yield found
+        return
+    before = module.cache_key_tag
+
+    def looking_up(key_of: Callable[..., Any], cache: Any) -> Callable[..., Any]:
+        def key(*args: Any, **kwargs: Any) -> Any:
+            with suppress(Exception), module.patch({"cache_key_tag": before}):  # what it raises, it raises again
+                folder = getattr(cache, FOLDER_OF)(key_of(*args, **kwargs)[0])
+                found.extend([folder] if os.path.isdir(folder) else [])
+            return key_of(*args, **kwargs)
+
+        return key
+
+    with ExitStack() as restore, module.patch({"cache_key_tag": uuid.uuid4().hex}):
+        for holder, cache, name in _kept():
+            restore.callback(setattr, holder, name, key_of := getattr(holder, name))
+            setattr(holder, name, looking_up(key_of, cache))
+        yield found
+
+
+@contextmanager
+def entries_read() -> Iterator[list[str]]:
+    """Yields a list, into which go the folders of the entries that the graph caches look into."""
+    read: list[str] = []
+
+    def noting(folder_of: Callable[[str], str]) -> Callable[[str], str]:
+        def folder(key: str) -> str:
+            found = folder_of(key)
+            read.extend([found] if os.path.isdir(found) else [])
+            return found
+
+        return folder
+
+    with ExitStack() as restore:
+        for _, cache, _ in _kept():
+            restore.callback(setattr, cache, FOLDER_OF, vars(cache)[FOLDER_OF])
+            setattr(cache, FOLDER_OF, staticmethod(noting(getattr(cache, FOLDER_OF))))
+        yield read
+
+
+def _kept() -> list[tuple[Any, Any, str]]:
+    """The caches that this torch has on disk: the module, the class, and the name of the function that makes keys."""
+    found = list[tuple[Any, Any, str]]()
+    for holder, cache, name in KEPT:
+        with suppress(ImportError, AttributeError):
+            module = importlib.import_module(holder)
+            if hasattr(module, name) and FOLDER_OF in vars(getattr(module, cache)):
+                found.append((module, getattr(module, cache), name))
+    return found
+
+
+def cache_folder() -> Path | None:
+    """Where torch keeps what it has compiled; None before anything was compiled with Inductor."""
+    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    return None if module is None else Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or module.default_cache_dir())
 
 
 def drop_cut_off_libraries() -> list[Path]:
@@ -99,12 +166,8 @@ def drop_cut_off_libraries() -> list[Path]:
     A linker that was killed leaves such a file, torch never replaces it, and every program with that kernel ends with
     `file too short`. Files that may still be written are left alone.
     """
-    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-    if module is None:
-        return []
-    dropped: list[Path] = []
-    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or module.default_cache_dir())
-    for path in folder.glob("*/*.so") if folder.is_dir() else ():
+    folder, dropped = cache_folder(), list[Path]()
+    for path in folder.glob("*/*.so") if folder is not None and folder.is_dir() else ():
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > BEING_WRITTEN_S and is_cut_off(path):
                 path.unlink()

@@ -100,6 +100,8 @@ _GUARDS = _rows(
     },
 )
 
+_GRAPHS_KEPT = _rows(FUNCTORCH, {"enable_autograd_cache": False})
+
 LEAVE_OUT: dict[str, tuple[tuple[LeftOut, ...], ...]] = {
     "dynamo": (_NUMPY, _GUARDS),
     "aot": (_SAVED,),
@@ -107,13 +109,15 @@ LEAVE_OUT: dict[str, tuple[tuple[LeftOut, ...], ...]] = {
     "joint": (_FOLDING, _PATTERNS, _PASSES),
     "post_grad": (_PATTERNS, _PASSES),
     "memory": (_MEMORY,),
+    "entries": (_GRAPHS_KEPT, (*_GRAPHS_KEPT, *_rows(INDUCTOR, {"fx_graph_cache": False}))),
     "lowering": (_VECTORS, _MEMORY, _LOOPS),
     "codegen": (_VECTORS, _LOOPS),
     "runtime": (_SAVED, _VECTORS, _MEMORY, _LOOPS),
     "unknown": (_SAVED, _PASSES, _VECTORS, _MEMORY, _LOOPS),
 }
 """By stage, what to try in this order: groups of settings, each group together. A decomposition has no setting.
-`memory`: what lets a kernel write where something else was; at code generation tried before fallbacks."""
+`memory`: what lets a kernel write where something else was; at code generation tried before fallbacks. `entries`: what
+finds entries in torch's caches."""
 
 
 def settings_for(stage: str) -> Iterator[tuple[LeftOut, ...]]:

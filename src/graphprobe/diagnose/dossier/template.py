@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from graphprobe.diagnose.dossier import case_check, seen
 from graphprobe.engine import replay
+from graphprobe.internals.caches import cache_folder
 from graphprobe.probe.formats import GUARD, assembled
 from graphprobe.program_text.text import FUTURE
 
@@ -28,6 +30,8 @@ HANG_FACTOR, HANG_LEAST_S = 3.0, 30.0
 
 USAGE = "Exit code 1: the fault is there. 0: it is gone. 125: this script cannot tell."
 HOOK = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(125))  # else it would be 1"
+TORCH, CACHE = "\nimport torch\n", "cache"
+CACHED = f'os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(os.path.join(__file__, "..", "{CACHE}"))'
 RAMP = "sum((t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t in {tensors} if {which})"
 """A number with other gradients for each element."""
 
@@ -130,6 +134,16 @@ class Repro:
     files: dict[str, bytes] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     output: str = ""
+
+    def with_entries(self, entries: Sequence[str]) -> Repro:
+        """The same with these folders of torch's caches beside it, in the place of the caches."""
+        files, cache = dict(self.files), cache_folder()
+        if not entries or cache is None:
+            return self
+        for path in (path for folder in entries for path in Path(folder).iterdir() if path.is_file()):
+            files[f"{CACHE}/{path.relative_to(cache).as_posix()}"] = path.read_bytes()
+        text, control = (one.replace(TORCH, f"{TORCH}{CACHED}\n", 1) for one in (self.text, self.control))
+        return replace(self, text=text, control=control, files=files)
 
     def written(self) -> dict[str, bytes]:
         """By name: `repro.py`, and what it reads."""

@@ -141,7 +141,7 @@ def prove_by_program(program: Program, compilation: Compilation, finding: Findin
     folder = free_folder(compilation.folder, finding)
     longs, problems = _long_forms(program, compilation, finding)
     # What a piece that is right alone needs of this process, a short script of the whole program has not either.
-    scripts = short_program(program, compilation, finding, where)
+    scripts = (one.with_entries(compilation.entries) for one in short_program(program, compilation, finding, where))
     shown = first_shown(scripts, finding.stage, longs=lambda: longs, long_first=NOT_ALONE in finding.reason)
     if shown is not None:
         if shown.control and longs:
@@ -163,7 +163,8 @@ def _long_forms(program: Program, compilation: Compilation, finding: Finding) ->
     """The program with all that can be compared, the more tolerant script first; or why it cannot be written."""
     tolerances = (0.0,) if finding.kind == "not_bitwise" else (None, FINE) if finding.kind in NUMBERS else (None,)
     try:
-        return [long_program(program, compilation, finding, tolerance) for tolerance in tolerances], []
+        longs = [long_program(program, compilation, finding, tolerance) for tolerance in tolerances]
+        return [one.with_entries(compilation.entries) for one in longs], []
     except Unwritable as error:
         return [], [str(error)]
     except (GraphprobeError, OSError, ValueError, TypeError, RuntimeError) as error:

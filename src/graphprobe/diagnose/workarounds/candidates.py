@@ -142,6 +142,10 @@ def _guards(finding: Finding, compilation: Compilation, pieces: Pieces) -> Itera
         yield [WayAround(kind="setting", arguments={"options": {FILTER: None}})]
 
 
+def _entries(finding: Finding, compilation: Compilation, pieces: Pieces) -> Iterator[Change]:
+    yield from (setting(group, compilation) for group in settings_for("entries") if compilation.entries)
+
+
 def _memory(finding: Finding, compilation: Compilation, pieces: Pieces) -> Iterator[Change]:
     yield from (setting(group, compilation) for group in settings_for("memory"))
 
@@ -185,7 +189,7 @@ ORDER: Mapping[Stage, tuple[Ways, ...]] = {
     "post_grad": _PASSES,
     "lowering": (_own, *_BEHIND_OWN),
     "codegen": (_own, _memory, *_BEHIND_OWN),
-    "runtime": (_guards, _settings, _fallbacks, _lite, _pieces, _backends),
+    "runtime": (_entries, _guards, _settings, _fallbacks, _lite, _pieces, _backends),
     "unknown": (_settings, _lite, _pieces, _backends),
 }
 """By stage, the kinds of changes in the order in which they are tried: the cheapest loss first."""

@@ -118,11 +118,12 @@ class _WaySearch:
             runner.limit_s, runner.fresh = limit_s, before
         return None if outcome.died or outcome.raised is not None else outcome
 
-    def _report(self, change: Change, point: Graphs | None = None, **more: Any) -> RungReport | None:
-        """The program with a change, if it is right."""
+    def _report(self, change: Change, point: Graphs | None = None, *, as_text: bool = False) -> RungReport | None:
+        """The program with a change, if it is right; `as_text`: in a process in which nothing else has run."""
         ladder, count = self.ladder, len(self.ladder.result.notes)
-        step = partial(tried, ladder.program, ladder.compilation, list(change), point=point, **more)
-        outcome = self._run(step, fresh="renewed" in more)
+        renewed = not (as_text or ladder.compilation.entries)
+        step = partial(tried, ladder.program, ladder.compilation, list(change), point=point, renewed=renewed)
+        outcome = self._run(step, fresh=as_text)
         if outcome is None:
             return None
         report = msgspec.convert(outcome.value, RungReport)
@@ -130,7 +131,7 @@ class _WaySearch:
             right = ladder.held(report, as_user=True).differences == []
         finally:
             del ladder.result.notes[count:]  # of a program that is not the user's
-        log.info("%s on %s: %s", [one.words for one in change], point or more, "right" if right else "wrong")
+        log.info("%s on %s: %s", [one.words for one in change], point or as_text, "right" if right else "wrong")
         return report if right else None
 
     def _mended_by(self, change: Change) -> tuple[Change, RungReport] | None:
@@ -169,7 +170,7 @@ class _WaySearch:
         change = joined(change, self.ladder.compilation)
         if not self._found:  # what is found is not lost for want of time
             self._found, self._until = True, max(self._until, time.monotonic() + MOST_S)
-        if self._report(change, renewed=False) is None:
+        if self._report(change, as_text=True) is None:
             return False
         price = self._price(change)
         if price is not None and price.is_too_high:
