@@ -5,8 +5,8 @@
 NAME: cases of `tests/diagnose`, or folders of them. Each is diagnosed; of those whose findings have a workaround with a
 price, the program runs compiled as it is, and compiled with the text of the workaround in force, in processes of their
 own, one after the other, `--rounds` times. The price alone is the median call with the workaround over the median call
-without it, of all rounds. Measured is the last call of a case. `spread` is how many times as long the slowest round takes
-as the fastest one, without any change: no price is known better than that.
+without it, of all rounds. Measured is the last call of a case. `spread` is how many times as long the slowest round
+takes as the fastest one, without any change: no price is known better than that.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def main() -> None:
         spread = max(sides[0]) / min(sides[0])
         price, measured = ways[0]["call_time"], changed / plain
         count, near = count + 1, near + (abs(price / measured - 1) <= 0.1)
-        kinds = " and ".join(way["kind"] for way in ways)
+        kinds, off = " and ".join(way["kind"] for way in ways), f"{price / measured - 1:+.0%}"
         print(
-            f"| {name} | {plain * 1e3:.3f} | {spread:.2f} | {kinds} | {price:.2f} | {measured:.2f} | {price / measured - 1:+.0%} |",
+            f"| {name} | {plain * 1e3:.3f} | {spread:.2f} | {kinds} | {price:.2f} | {measured:.2f} | {off} |",
             flush=True,
         )
     print(f"\nwithin 10 %: {near} of {count}")
