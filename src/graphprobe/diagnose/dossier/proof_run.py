@@ -62,7 +62,7 @@ def run_script(
     env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     if not compiled:
         env["TORCH_COMPILE_DISABLE"] = "1"
-    if python == sys.executable and "torch" in sys.modules:
+    if stage != "runtime" and python == sys.executable and "torch" in sys.modules:  # keys of caches would be others
         from graphprobe.internals.after_fork import instructions_known
 
         env |= instructions_known()
