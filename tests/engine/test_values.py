@@ -176,3 +176,16 @@ def test_embedded_code_stands_alone() -> None:
     exec(compile(replay.embedded(), "replay", "exec"), space)
     assert {"main", "load_constants", "Undecided"} <= set(space)
     assert "graphprobe." not in replay.embedded()
+
+
+def test_settings_that_are_so_already_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = held.capture([torch.ones(1)])
+    for name in ("set_float32_matmul_precision", "use_deterministic_algorithms"):
+        monkeypatch.setattr(torch, name, lambda *_, **__: pytest.fail("torch's caches have other keys now"))
+    replay.set_state(before.tensors, before.doc)
+    monkeypatch.undo()
+    torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(True)
+    replay.set_state(before.tensors, before.doc)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.are_deterministic_algorithms_enabled()

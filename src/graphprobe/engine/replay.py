@@ -111,10 +111,12 @@ def set_state(tensors: Mapping[str, torch.Tensor], doc: Mapping[str, Any]) -> No
             torch.set_rng_state(tensors["rng.cpu"].clone())
         else:
             torch.cuda.set_rng_state(tensors[f"rng.{device}"].clone(), device)
-    state = doc["state"]
+    state = doc["state"]  # what is so already is not set: torch's caches would have other keys
     torch.set_num_threads(state["num_threads"])
-    torch.set_float32_matmul_precision(state["float32_matmul_precision"])
-    torch.use_deterministic_algorithms(state["deterministic"], warn_only=True)
+    if torch.get_float32_matmul_precision() != state["float32_matmul_precision"]:
+        torch.set_float32_matmul_precision(state["float32_matmul_precision"])
+    if torch.are_deterministic_algorithms_enabled() != state["deterministic"]:
+        torch.use_deterministic_algorithms(state["deterministic"], warn_only=True)
 
 
 def flat_bits(value: torch.Tensor) -> torch.Tensor:

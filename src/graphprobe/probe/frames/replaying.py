@@ -51,10 +51,13 @@ def configured(state: Mapping[str, Any], device: str | None) -> Iterator[None]:
             stack.callback(setattr, config, name, before)
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(getattr(torch, state["default_dtype"]))
-        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision(state["float32_matmul_precision"])
-        stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
-        torch.use_deterministic_algorithms(state["deterministic"], warn_only=True)
+        # What is so already is not set: torch's caches would have other keys.
+        if state["float32_matmul_precision"] != (precision := torch.get_float32_matmul_precision()):
+            stack.callback(torch.set_float32_matmul_precision, precision)
+            torch.set_float32_matmul_precision(state["float32_matmul_precision"])
+        if state["deterministic"] != (deterministic := torch.are_deterministic_algorithms_enabled()):
+            stack.callback(torch.use_deterministic_algorithms, deterministic)
+            torch.use_deterministic_algorithms(state["deterministic"], warn_only=True)
         if state["default_device"] != "cpu":
             stack.enter_context(torch.device(device or state["default_device"]))
         for kind, dtype in state["autocast"].items():
