@@ -76,11 +76,18 @@ def run(tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "kind"), [(EDITED, "wrong_gradient"), (SHARED, "wrong_value")], ids=["edited", "memory"]
+    ("text", "kind", "isolation"),
+    [
+        pytest.param(EDITED, "wrong_gradient", "fork", id="edited", marks=pytest.mark.slow),
+        pytest.param(SHARED, "wrong_value", "fork", id="memory", marks=pytest.mark.slow),
+        pytest.param(SHARED, "wrong_value", "process", id="processes", marks=pytest.mark.heavy),
+    ],
 )
-def test_what_was_compiled_before_is_wrong_now(text: str, kind: str, run: Any, tmp_path: Path) -> None:
+def test_what_was_compiled_before_is_wrong_now(
+    text: str, kind: str, isolation: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHPROBE_ISOLATION", isolation)
     run(text + RUN, "2")
     found, times = json.loads(run(text + DIAGNOSE, "3"))
     (finding,) = found["findings"]

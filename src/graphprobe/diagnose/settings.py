@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -93,7 +93,7 @@ class Compilation:
     first: bool = False
     inductor_settings: Mapping[str, Any] = field(default_factory=dict)
     guard_filter: Callable[..., Any] | None = None
-    entries: tuple[str, ...] = ()
+    entries: Sequence[str] = ()
     called_from: str | None = field(default_factory=line_of_caller, compare=False)
 
     def compiled(self, fn: Callable[..., Any], backend: str | Callable[..., Any] | None = None) -> Callable[..., Any]:

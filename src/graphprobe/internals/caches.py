@@ -154,10 +154,10 @@ def _kept() -> list[tuple[Any, Any, str]]:
     return found
 
 
-def cache_folder() -> Path | None:
-    """Where torch keeps what it has compiled; None before anything was compiled with Inductor."""
-    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-    return None if module is None else Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or module.default_cache_dir())
+def cache_folder() -> Path:
+    """Where torch keeps what it has compiled."""
+    module = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or module.default_cache_dir())
 
 
 def drop_cut_off_libraries() -> list[Path]:
@@ -167,7 +167,7 @@ def drop_cut_off_libraries() -> list[Path]:
     `file too short`. Files that may still be written are left alone.
     """
     folder, dropped = cache_folder(), list[Path]()
-    for path in folder.glob("*/*.so") if folder is not None and folder.is_dir() else ():
+    for path in folder.glob("*/*.so") if folder.is_dir() else ():
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > BEING_WRITTEN_S and is_cut_off(path):
                 path.unlink()

@@ -137,9 +137,9 @@ class Repro:
 
     def with_entries(self, entries: Sequence[str]) -> Repro:
         """The same with these folders of torch's caches beside it, in the place of the caches."""
-        files, cache = dict(self.files), cache_folder()
-        if not entries or cache is None:
+        if not entries:
             return self
+        files, cache = dict(self.files), cache_folder()
         for path in (path for folder in entries for path in Path(folder).iterdir() if path.is_file()):
             files[f"{CACHE}/{path.relative_to(cache).as_posix()}"] = path.read_bytes()
         text, control = (one.replace(TORCH, f"{TORCH}{CACHED}\n", 1) for one in (self.text, self.control))

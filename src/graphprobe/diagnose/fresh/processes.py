@@ -44,8 +44,8 @@ START_S = 600.0
 """What a process may take until it has the program, which does not count as time of the step."""
 
 REQUEST = "step"
-PLAIN = ("dynamic", "align_random", "timeout_s", "fullgraph", "first")
-"""Fields of `Compilation` that are numbers and the like."""
+PLAIN = ("dynamic", "align_random", "timeout_s", "fullgraph", "first", "entries")
+"""Fields of `Compilation` that are numbers, texts and the like."""
 
 HERE = (
     "this process cannot be forked, and a fresh one cannot have the program ({reason}): the steps ran in this process, "
