@@ -32,6 +32,8 @@ USAGE = "Exit code 1: the fault is there. 0: it is gone. 125: this script cannot
 HOOK = "sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(125))  # else it would be 1"
 TORCH, CACHE = "\nimport torch\n", "cache"
 CACHED = f'os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(os.path.join(__file__, "..", "{CACHE}"))'
+"""A script that has a copy of torch's caches beside it says so behind this import."""
+
 RAMP = "sum((t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t in {tensors} if {which})"
 """A number with other gradients for each element."""
 

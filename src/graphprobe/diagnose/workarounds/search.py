@@ -131,7 +131,8 @@ class _WaySearch:
             right = ladder.held(report, as_user=True).differences == []
         finally:
             del ladder.result.notes[count:]  # of a program that is not the user's
-        log.info("%s on %s: %s", [one.words for one in change], point or as_text, "right" if right else "wrong")
+        where = "its text" if as_text else point or "the program"
+        log.info("%s on %s: %s", [one.words for one in change], where, "right" if right else "wrong")
         return report if right else None
 
     def _mended_by(self, change: Change) -> tuple[Change, RungReport] | None:
