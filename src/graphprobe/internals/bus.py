@@ -8,7 +8,8 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
@@ -281,6 +282,15 @@ class Subscription:
     def install(self) -> None:
         """Patch what is imported, and wait for the rest."""
         self._hook.install()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Patched inside of the block."""
+        self.install()
+        try:
+            yield
+        finally:
+            self.remove()
 
     def remove(self) -> list[str]:
         """Take everything out; returns addresses that somebody else has patched over, which were left alone."""

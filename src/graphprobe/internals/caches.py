@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from graphprobe.internals.bus import Patch, Subscription
+
 CACHES = (
     ("torch._inductor.config", "fx_graph_cache"),
     ("torch._inductor.config", "fx_graph_remote_cache"),
@@ -107,19 +109,20 @@ def caches_renewed() -> Iterator[list[str]]:
         return
     before = module.cache_key_tag
 
-    def looking_up(key_of: Callable[..., Any], cache: Any) -> Callable[..., Any]:
-        def key(*args: Any, **kwargs: Any) -> Any:
-            with suppress(Exception), module.patch({"cache_key_tag": before}):  # what it raises, it raises again
-                folder = getattr(cache, FOLDER_OF)(key_of(*args, **kwargs)[0])
-                found.extend([folder] if os.path.isdir(folder) else [])
-            return key_of(*args, **kwargs)
+    def looking_up(cache: str, holder: str) -> Callable[[Any], Any]:
+        def make(key_of: Callable[..., Any]) -> Callable[..., Any]:
+            def key(*args: Any, **kwargs: Any) -> Any:
+                with suppress(Exception), module.patch({"cache_key_tag": before}):  # what it raises, it raises again
+                    folder = getattr(getattr(sys.modules[holder], cache), FOLDER_OF)(key_of(*args, **kwargs)[0])
+                    found.extend([folder] if os.path.isdir(folder) else [])
+                return key_of(*args, **kwargs)
 
-        return key
+            return key
 
-    with ExitStack() as restore, module.patch({"cache_key_tag": uuid.uuid4().hex}):
-        for holder, cache, name in _kept():
-            restore.callback(setattr, holder, name, key_of := getattr(holder, name))
-            setattr(holder, name, looking_up(key_of, cache))
+        return make
+
+    keys = [Patch("graph_caches", holder, name, looking_up(cache, holder)) for holder, cache, name in KEPT]
+    with module.patch({"cache_key_tag": uuid.uuid4().hex}), Subscription(keys).installed():
         yield found
 
 
@@ -128,30 +131,17 @@ def entries_read() -> Iterator[list[str]]:
     """Yields a list, into which go the folders of the entries that the graph caches look into."""
     read: list[str] = []
 
-    def noting(folder_of: Callable[[str], str]) -> Callable[[str], str]:
-        def folder(key: str) -> str:
-            found = folder_of(key)
+    def noting(folder_of: Callable[..., str]) -> Callable[..., str]:
+        def folder(*args: Any) -> str:
+            found = folder_of(*args)
             read.extend([found] if os.path.isdir(found) else [])
             return found
 
         return folder
 
-    with ExitStack() as restore:
-        for _, cache, _ in _kept():
-            restore.callback(setattr, cache, FOLDER_OF, vars(cache)[FOLDER_OF])
-            setattr(cache, FOLDER_OF, staticmethod(noting(getattr(cache, FOLDER_OF))))
+    folders = [Patch("graph_caches", holder, f"{cache}.{FOLDER_OF}", noting) for holder, cache, _ in KEPT]
+    with Subscription(folders).installed():
         yield read
-
-
-def _kept() -> list[tuple[Any, Any, str]]:
-    """The caches that this torch has on disk: the module, the class, and the name of the function that makes keys."""
-    found = list[tuple[Any, Any, str]]()
-    for holder, cache, name in KEPT:
-        with suppress(ImportError, AttributeError):
-            module = importlib.import_module(holder)
-            if hasattr(module, name) and FOLDER_OF in vars(getattr(module, cache)):
-                found.append((module, getattr(module, cache), name))
-    return found
 
 
 def cache_folder() -> Path:

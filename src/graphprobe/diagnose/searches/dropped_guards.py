@@ -92,14 +92,11 @@ def _failed_guards(compiled: Compiled, first: Call, call: Call, options: dict[st
     """Those for which the second of two calls compiles anew."""
     torch.compiler.reset()
     failed = _Failed()
-    taps = Subscription(recompile_taps.patches(failed))
-    taps.install()
     again = torch.compile(compiled.fn, backend=_as_it_is, options=options or None, dynamic=compiled.dynamic)
-    with torch.no_grad():
+    with Subscription(recompile_taps.patches(failed)).installed(), torch.no_grad():
         for args, kwargs in (first, call):
             failed.facts.clear()
             again(*args, **kwargs)
-    taps.remove()
     return failed.facts[0].guards if failed.facts else ()
 
 

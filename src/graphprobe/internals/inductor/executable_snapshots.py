@@ -95,12 +95,9 @@ class Snapshots:
             for name in ("apply_gm_pass", "apply_graph_pass"):
                 wanted.append(Patch(TAP, PASSES, f"GraphTransformObserver.{name}", self._apply))
         taps = Subscription(wanted)
-        try:
-            taps.install()
+        with taps.installed():
             self.missing = taps.missing
             yield
-        finally:
-            taps.remove()
 
     def _phase(self, name: str) -> Callable[..., Advice]:
         def run(gm: Any, *args: Any, **kwargs: Any) -> Advice:
