@@ -179,6 +179,8 @@ def main() -> None:
         return
     names = [name for what in options.what for name in (cases.names(what) if what in FOLDERS else [what])]
     rows = []
+    for name in names:  # here, for threads that import parts of torch at once break each other
+        cases.load(located(name))
     with ThreadPoolExecutor(options.jobs) as pool:
         for row in pool.map(lambda name: run(name, options.timeout), names):
             rows.append(row)
