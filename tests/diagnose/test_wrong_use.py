@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a tensor for a call": ({"args": (), "calls": [torch.ones(1000)]}, ["call 0", "(args, kwargs)"]),
     "a call whose arguments are no list": ({"args": (), "calls": [(X, {})]}, ["call 0"]),
     "a call whose keywords are no dict": ({"args": (), "calls": [((X,), [])]}, ["call 0"]),
-    "grad": ({"grad": "yes"}, ["grad='yes'", "True, False or 'auto'"]),
+    "grad": ({"grad": "yes"}, ["grad='yes'", "True, False, 'auto' or 'apart'"]),
     "grad none": ({"grad": None}, ["grad=None"]),
     "dynamic": ({"dynamic": "auto"}, ["dynamic='auto'", "True, False or None"]),
     "fullgraph": ({"fullgraph": "yes"}, ["fullgraph='yes'", "True, False or None"]),

@@ -36,7 +36,7 @@ def diagnose(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     fullgraph: bool | None = None,
-    grad: bool | Literal["auto"] = "auto",
+    grad: bool | Literal["auto", "apart"] = "auto",
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
     between: Callable[[Any, int], Any] | None = None,
     budget_s: float | None = None,
@@ -60,7 +60,8 @@ def diagnose(
         fn: function or module; of a compiled one, what `torch.compile` was given counts where nothing is given here.
         args, kwargs: of the one call to make.
         backend, dynamic, mode, options, fullgraph: as `torch.compile` takes them; "inductor" is looked into by stages.
-        grad: "auto" or True: forward, and backward where anything requires a gradient. False: all under `no_grad`.
+        grad: "auto" or True: forward, and backward where anything requires a gradient; "apart": that of each output
+            by itself. False: all under `no_grad`.
         calls: `[(args, kwargs), …]`: several calls of one compiled function, in the place of `args` and `kwargs`.
         between: called as `between(fn, i)` before call i, i ≥ 1.
         budget_s: seconds after which it ends, whatever runs then.
@@ -160,8 +161,8 @@ def prepared(
             "diagnose got arguments that are not those of the first of calls=…",
             hint="put them into the first call, or leave them out",
         )
-    if grad not in (True, False, "auto"):
-        raise UsageError(f"diagnose(grad={grad!r}): it takes True, False or 'auto'")
+    if grad not in (True, False, "auto", "apart"):
+        raise UsageError(f"diagnose(grad={grad!r}): it takes True, False, 'auto' or 'apart'")
     asked.check()
     listed = [(args, kwargs)] if calls is None else _checked_calls(calls)
     folder = Path(out) if out is not None else new_folder_for_proofs()
@@ -170,7 +171,7 @@ def prepared(
     compiled = asked.over(settings_of_compiled(fn))
     program = Program(compiled.fn, listed, between, grad=False if grad is False else None)
     if grad is not False and program.wants_gradients():
-        program = Program(compiled.fn, listed, between, grad=True)
+        program = Program(compiled.fn, listed, between, grad="apart" if grad == "apart" else True)
     return program, Compilation(
         compiled.lone_backend(),
         compiled.dynamic,

@@ -74,6 +74,7 @@ class Ladder:
         self.suspected: list[Latent] = []  # by searches other than the rungs'
         self.raised_in: str | None = None
         self._measured = self._noise_unknown = False  # unknown: for want of time or memory
+        self._no_backward = False
         self._late = ""  # what the budget has ended first, in words
 
     def climb(
@@ -118,6 +119,10 @@ class Ladder:
                     report = top.report if self.compilation.is_inductor else None
                     self.runner.tell(f"{notes.first_fact(top.certain, report)}; {notes.LOOKING}")
             self._settle()
+            if self.result.verdict == "healthy" and self.result.raises and self._no_backward:
+                self._leave_backward_out(notes.NO_BACKWARD.format(why=self.result.raises))
+                self._climb()
+                return
             if self.result.verdict == "healthy":
                 with self.in_time("whether what torch keeps on disk is right"):
                     self._look_at_entries()
@@ -130,6 +135,13 @@ class Ladder:
             for finding in self.result.findings:
                 finding.known = known(finding)
                 complete_dossier(finding, self.result.rungs, self.compilation.told_backend)
+
+    def _leave_backward_out(self, why: str) -> None:
+        """Begin again, with no backward but those that the program runs itself."""
+        self.program = replace(self.program, grad="own")
+        self.result.notes[:], self.result.raises = [why], ""
+        self.rungs.clear()
+        self._no_backward = self._measured = False
 
     def plain(self) -> Callable[[], RungReport]:
         """The step that runs the program as its user does."""
@@ -220,6 +232,15 @@ class Ladder:
                     self.result.notes.append(f"the uncompiled program cannot be run: {why}")
                     return None
                 reports.append(msgspec.convert(outcome.value, steps.EagerReport))
+                self._no_backward = reports[0].no_backward
+                raised = [call.raised.message for call in reports[0].calls if call.raised is not None]
+                if (
+                    self._no_backward
+                    and self.program.grad is True
+                    and any(notes.RAN_BEFORE in message for message in raised)
+                ):
+                    self._leave_backward_out(notes.OWN_BACKWARD)
+                    return self.uncompiled()
                 self.file.learn(reports[-1].before[1])
                 runs.append(self._read(reports[-1].calls))
                 self.room.sizes.run = max(self.room.sizes.run, outcome.grown)
@@ -454,6 +475,8 @@ class Ladder:
         if settled.verdict == "fault":
             if not all_told:
                 self._accuse(self)
+            for finding in result.findings if self.program.grad == "apart" else ():
+                finding.reason = told_more(finding.reason, notes.APART)
             result.findings[:0] = own
         else:
             self.tell_latent(result.findings)

@@ -56,6 +56,13 @@ NO_FORK = (
     "this program has {ranks} ranks, and this process cannot be forked, so that the ranks would wait for each other"
 )
 
+OWN_BACKWARD = "the function runs a backward itself: none was run from what it returns"
+NO_BACKWARD = "a backward from what it returns raises uncompiled, too ({why}): the calls were compared without one"
+RAN_BEFORE = "backward through the graph a second time"
+"""In torch's own words: of a graph that a backward has freed."""
+
+APART = "Each result had a backward of its own; compiled, all may be parts of one, which the first of them frees."
+
 ONE_THREAD = (
     "torch had one thread: what goes wrong only where a loop is shared out among threads was not looked into; "
     "OMP_NUM_THREADS=2 gives it two, unless the program sets their number itself"

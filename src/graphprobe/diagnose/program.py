@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import torch
@@ -73,7 +73,9 @@ class Program:
         calls: `(args, kwargs)` of each call; one compiled function gets them all, in order.
         between: called as `between(fn, i)` before call i, i ≥ 1.
         grad: True: run the backward of a weighted sum of the outputs. False: everything runs under `no_grad`.
-            None: neither; the calls run in the gradient mode that is set.
+            "apart": run the backward of each output by itself, one behind the other.
+            None: none; the calls run in the gradient mode that is set. "own": so they do, and the gradients that
+            they leave are observed: the function runs a backward itself, or none can be run.
         seed: random generators start from it in every call; None: from where they are.
         effects: side effects are observed, too.
         file: takes the large values that are observed.
@@ -84,7 +86,7 @@ class Program:
     fn: Callable[..., Any]
     calls: Sequence[Call]
     between: Callable[[Any, int], Any] | None = None
-    grad: bool | None = None
+    grad: bool | Literal["apart", "own"] | None = None
     seed: int | None = None
     effects: bool = True
     file: ValueFile | None = None
@@ -118,6 +120,16 @@ class Program:
         """Whether any argument, parameter or buffer requires a gradient."""
         return any(t.requires_grad for t in self.tensors())
 
+    def starts(self, result: Any) -> list[list[torch.Tensor]]:
+        """Where each backward begins that is run behind a call with this result."""
+        if self.grad not in (True, "apart"):
+            return []
+        found = tensors_of(result)
+        if not any(map(_has_gradient, found)):  # a program would begin at those inside of objects
+            found = tensors_of(contents_of(result))
+        found = [*filter(_has_gradient, found)]
+        return [found] if self.grad is True else [[tensor] for tensor in found]
+
     def run(self, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[ObservationRecord]:
         """Run every call on `make(fn)`. Everything it changes stays changed: call it in a child process."""
         return [record for record, _ in self.steps(make)]
@@ -149,8 +161,9 @@ class Program:
             with mode, self.device or contextlib.nullcontext():
                 result = function(*args, **kwargs)
             gradients: list[Any] = []
+            for start in self.starts(result):
+                weighted_sum(start)
             if self.grad:
-                weighted_sum(_differentiable(result))
                 gradients = [t.grad if t.is_leaf or t.retains_grad else None for t in inputs]
             if any(tensor.is_cuda for tensor in inputs):
                 torch.cuda.synchronize()  # what fails on the device is told late: it is this call's exception
@@ -313,12 +326,6 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> dict[tuple[str, int], tup
             if overlap or any(window(0, t.shape, t.stride(), 1)[1] != t.numel() for t in seen.values()):
                 shared[place] = spans[0][0], max(end for _, end in spans)
     return shared
-
-
-def _differentiable(result: Any) -> list[torch.Tensor]:
-    """The tensors that a program would run its backward from: those that it returned, else those inside of objects."""
-    found = tensors_of(result)
-    return found if any(map(_has_gradient, found)) else tensors_of(contents_of(result))
 
 
 def _has_gradient(tensor: torch.Tensor) -> bool:

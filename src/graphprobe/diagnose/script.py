@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
@@ -75,7 +75,7 @@ class ScriptOptions:
 
     Attributes:
         backend, dynamic: in the place of what the script gives to `torch.compile`, for the script's own calls too.
-        grad: "auto": with gradients where they are on at the call.
+        grad: "auto": with gradients where they are on at the call; "apart": each output has its own backward.
         budget: of time, for all diagnoses together.
         step_limit_s: for one compilation with its runs; None: as `diagnose` has it.
         first: end at the first fault.
@@ -88,7 +88,7 @@ class ScriptOptions:
 
     backend: str | None = None
     dynamic: bool | None = None
-    grad: bool | Literal["auto"] = "auto"
+    grad: bool | Literal["auto", "apart"] = "auto"
     budget: TimeBudget = field(default_factory=lambda: TimeBudget(None))
     out: Path | None = None
     deep: bool = False
@@ -273,6 +273,7 @@ class _Watcher:
         self._all: list[Past] = []
         self._program, self._diagnosing, self._calls, self._looks = program, 0, 0, 0  # diagnosing: which thread
         self._pending: dict[Past, tuple[Compiled, int, Any, Any]] = {}  # calls whose backward has not run yet
+        self._begun = self._pending  # those of which one has
         self._proofs: Path | None = None
 
     def before(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -329,7 +330,8 @@ class _Watcher:
     def backward(self, error: Exception | None) -> None:
         """Diagnose the calls whose backward this was, if it raised, or left the first gradients that are not finite."""
         pending, self._pending = self._pending, {}
-        for past, (compiled, number, args, kwargs) in pending.items():
+        self._begun = pending or self._begun
+        for past, (compiled, number, args, kwargs) in (self._begun if error is not None else pending).items():
             if self.stopped is not None or past.wrong or past.gradient_not_finite is not None:
                 continue
             if error is None:
@@ -337,15 +339,19 @@ class _Watcher:
                     continue
                 past.gradient_not_finite = number
             if past.number == number:
-                self._look_again(compiled, past, args, kwargs)
+                self._look_again(compiled, past, args, kwargs, raised=error is not None)
         if self.stopped is not None:
             raise SystemExit(0)
 
-    def _look_again(self, compiled: Compiled, past: Past, args: Any, kwargs: Any) -> None:
-        """Diagnose this call with its values, unless it was held against the uncompiled one."""
-        if past.number not in past.looked_at:
+    def _look_again(self, compiled: Compiled, past: Past, args: Any, kwargs: Any, *, raised: bool = False) -> None:
+        """Diagnose this call with its values, unless it was held against the uncompiled one.
+
+        `raised`: a backward of it has raised, which may be one of several: each output has its own then.
+        """
+        known = past.number in past.looked_at
+        if raised or not known:
             with self._busy(compiled):
-                self._look_at(compiled, past, None, args, kwargs)
+                self._look_at(compiled, past, None, args, kwargs, apart=raised and known)
 
     def failed(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
         """Diagnose the first call that raises, unless it raises uncompiled, too."""
@@ -439,7 +445,14 @@ class _Watcher:
         self.on_diagnosis(name, diagnosis)
 
     def _look_at(
-        self, compiled: Compiled, past: Past, mode: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        compiled: Compiled,
+        past: Past,
+        mode: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        apart: bool = False,
     ) -> None:
         name = past.name if past.number == 1 else f"{past.name}, call {past.number}"
         alone = mode is None or self.options.calls is not None  # this very call is wanted, with its values
@@ -458,7 +471,7 @@ class _Watcher:
                 past.looked_at.add(past.number)
                 return
             self._begin(name)
-            diagnosis = self._diagnose(compiled, name, calls)
+            diagnosis = self._diagnose(compiled, name, calls, apart=apart)
             if diagnosis.findings and not any(finding.proof for finding in diagnosis.findings):
                 self.prove(diagnosis.findings[0], past.in_all, PROVEN, self.options.overrides())
             refused = [finding.reason for finding in diagnosis.findings if finding.kind == "unsupported"]
@@ -573,9 +586,12 @@ class _Watcher:
         """Names of functions of which several had equal graphs, and the note on these."""
         return self._known.told(self.diagnoses) if self._known is not None else []
 
-    def _diagnose(self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]]) -> Diagnosis:
+    def _diagnose(
+        self, compiled: Compiled, name: str, calls: list[tuple[Any, Mapping[str, Any]]], *, apart: bool = False
+    ) -> Diagnosis:
         options, place = overrides_of(compiled), self.place(name)
-        return self.options.diagnosis(compiled.fn, options, calls, out=place, on_step=self.on_step)
+        asked = replace(self.options, grad=self.options.grad and "apart") if apart else self.options
+        return asked.diagnosis(compiled.fn, options, calls, out=place, on_step=self.on_step)
 
     def place(self, name: str) -> Path | None:
         """The folder of the next diagnosis; None in somebody else's program, where each has one of its own."""

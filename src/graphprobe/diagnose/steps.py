@@ -74,6 +74,7 @@ class EagerReport(msgspec.Struct):
         before: the inputs before the first call, see `engine.value_file.stored`.
         draws: its calls move a random generator.
         moves: so do they, or what runs between them.
+        no_backward: a call has returned, and the backward from what it returned raises.
         roundoff: u of the coarsest floating-point dtype among inputs and outputs.
     """
 
@@ -81,6 +82,7 @@ class EagerReport(msgspec.Struct):
     before: tuple[bytes, bytes]
     draws: bool = False
     moves: bool = False
+    no_backward: bool = False
 
 
 def eager(program: Program, *, unlike: bool = False) -> EagerReport:
@@ -89,14 +91,16 @@ def eager(program: Program, *, unlike: bool = False) -> EagerReport:
         scribble()
     inputs = [*tensors_of(program.calls[0]), *program.state()]
     before = stored([[part.detach() for t in inputs for part in plain_parts(t)]], program.file)
-    draws = False
+    draws, returned = False, 0
 
     def watched(fn: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal draws
+            nonlocal draws, returned
             state = torch.get_rng_state()
             try:
-                return fn(*args, **kwargs)
+                result = fn(*args, **kwargs)
+                returned += 1
+                return result
             finally:
                 draws = draws or not torch.equal(state, torch.get_rng_state())
 
@@ -104,7 +108,8 @@ def eager(program: Program, *, unlike: bool = False) -> EagerReport:
 
     start = torch.get_rng_state()
     calls = program.run(watched)
-    return EagerReport(calls, before, draws, not torch.equal(start, torch.get_rng_state()))
+    no_backward = returned > sum(call.raised is None for call in calls)
+    return EagerReport(calls, before, draws, not torch.equal(start, torch.get_rng_state()), no_backward)
 
 
 def scribble() -> None:

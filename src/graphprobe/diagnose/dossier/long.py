@@ -174,7 +174,7 @@ def long_program(program: Program, compilation: Compilation, finding: Finding, t
         f"fn={text.roots['fn']}",
         f"calls={text.roots['calls']}",
         *([f"between={text.roots['between']}"] if program.between is not None else []),
-        *([f"grad={program.grad}"] if program.grad is not None else []),
+        *([f"grad={program.grad!r}"] if program.grad not in (None, "own") else []),
         *([joined("names=globals(), watched=[", [repr(name) for name in names], "]")] if names else []),
         *([f"modules={('__main__', *text.modules)!r}"] if text.modules else []),
     ]
@@ -273,7 +273,7 @@ def own_lines(own: OwnBackend | None, hooks: Mapping[str, OwnBackend], others: S
     return "\n".join(filter(None, (text.strip(), "\n".join(lines))))
 
 
-def state_lines(grad: bool | None) -> list[str]:
+def state_lines(grad: bool | str | None) -> list[str]:
     """Lines for what the program has set in torch, where it matters to every call."""
     found = []
     if torch.get_default_dtype() != torch.float32:

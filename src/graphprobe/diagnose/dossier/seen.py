@@ -227,7 +227,8 @@ def seen_of(check: Mapping[str, Any], function: Callable[..., Any], *, run: str 
 
     Args:
         check: `fn`, the program; `calls`, arguments and arguments by name of each. Where they are there: `between`,
-            which runs before each call but the first; `grad`, True: run a backward, too, False: under no_grad; `names`,
+            which runs before each call but the first; `grad`, True: run a backward, too, "apart": one for each tensor,
+            False: under no_grad; `names`,
             the program's globals, and `watched`, those that are compared; `modules`, the program's.
         function: what is called: the program, uncompiled or compiled.
         run: what each path begins with.
@@ -244,8 +245,9 @@ def seen_of(check: Mapping[str, Any], function: Callable[..., Any], *, run: str 
         try:
             with torch.no_grad() if grad is False else contextlib.nullcontext():
                 result = function(*args, **kwargs)
-            if grad:
-                backward(tensors_in(result, []))
+            tensors = tensors_in(result, [])
+            for start in [[tensor] for tensor in tensors] if grad == "apart" else [tensors] if grad else []:
+                backward(start)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # so that an error of a kernel shows here
         except Exception as error:

@@ -28,6 +28,7 @@ from graphprobe.diagnose.dossier.template import (
     HANG_S,
     RAISING,
     RAMP,
+    WEIGHTED,
     Repro,
     check_text,
     compares_values,
@@ -398,7 +399,7 @@ class _ProgramScript:
             inputs.tensor(key, value, as_view=self.form == "exact")
         made = {key: key for key in tensors}
         words = {*re.findall(r"\w+", " ".join([self.where, *roots.values(), *made, *inputs.lines]))}
-        named = roots["fn"].isidentifier() and self.program.grad is None
+        named = roots["fn"].isidentifier() and self.program.grad in (None, "own")
         fn, result, options = (name if name not in words else f"{name}_" for name in ("fn", "result", "options"))
         lines = [*([] if named else [f"{fn} = {roots['fn']}"]), *inputs.lines]
         fn = roots["fn"] if named else fn
@@ -415,8 +416,11 @@ class _ProgramScript:
             passed = ", ".join(f"{how}{made[key]}" for key, (how, _) in call.items())
             lines += [f"{roots['between']}({fn}, {i})"] if i and self.program.between is not None else []
             lines.append(f"{result}.append({f}({passed}))" if several else f"{result} = {f}({passed})")
-        if self.program.grad:
-            which = "torch.is_tensor(t) and t.requires_grad"
+        which = "torch.is_tensor(t) and t.requires_grad"
+        if self.program.grad == "apart":
+            lines += [f"for t in {LEAVES.format(result)}:", f"    if {which}:"]
+            lines.append(f"        {WEIGHTED}.backward()")
+        elif self.program.grad is True:
             lines.append(f"loss = {RAMP.format(tensors=LEAVES.format(result), which=which)}")
             lines += ["if torch.is_tensor(loss):", "    loss.backward()"]
         lines += self._seen(fn, [made[key] for call in self.calls for key in call], result, uses_numpy)

@@ -34,7 +34,8 @@ TORCH, CACHE = "\nimport torch\n", "cache"
 CACHED = f'os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(os.path.join(__file__, "..", "{CACHE}"))'
 """A script that has a copy of torch's caches beside it says so behind this import."""
 
-RAMP = "sum((t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t in {tensors} if {which})"
+WEIGHTED = "(t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum()"
+RAMP = f"sum({WEIGHTED} for t in {{tensors}} if {{which}})"
 """A number with other gradients for each element."""
 
 _VALUES = """\

@@ -124,8 +124,8 @@ def _caller(program: Program, compilation: Compilation, *, compiled: bool) -> Ca
     def run() -> None:
         with torch.no_grad() if program.grad is False else contextlib.nullcontext():
             result = fn(*args, **kwargs)
-        found = [t for t in tensors_of(result) if t.requires_grad] if program.grad else []
-        torch.autograd.backward(found, [torch.ones_like(t) for t in found])
+        for found in program.starts(result):
+            torch.autograd.backward(found, [torch.ones_like(t) for t in found])
 
     repeats = 1
     with compilation.configured():

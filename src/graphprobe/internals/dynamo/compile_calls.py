@@ -237,6 +237,8 @@ class CompileCalls(Subscription):
             if os.getpid() != self._pid and not self._is_inside():
                 self.elsewhere[0] = 1
                 return compiled(*args, **kwargs)
+            if _is_backward(fn):
+                return compiled(*args, **kwargs)
             if not self._wants_compiled(record, args, kwargs):
                 return fn(*args, **kwargs)
             token = self._called.set(record)
