@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 import torch
+from torch.optim import Optimizer
 
 from graphprobe.engine.forked_child import doing
 from graphprobe.engine.reference import InFloat64, RoughSums, dtype_of, is_noisy, is_plain, nudge
@@ -20,10 +21,19 @@ from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.undefined import AtTheEdge, DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
 from graphprobe.engine.values import capture, to_bytes, why_not, window
+from graphprobe.internals.optimizers import as_traced
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import tree_leaves, tree_map
 from graphprobe.judge.effects import snapshot
-from graphprobe.judge.observation import ObservationRecord, contents_of, failed, observe, reachable_modules
+from graphprobe.judge.observation import (
+    ObservationRecord,
+    contents_of,
+    failed,
+    observe,
+    reachable,
+    reachable_modules,
+    reads_gradients,
+)
 from graphprobe.numerics.verdict import NARROW
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
@@ -95,16 +105,27 @@ class Program:
 
     def modules(self) -> list[torch.nn.Module]:
         """The modules whose state belongs to the program: what the function leads to, and those among the arguments."""
-        leaves = [leaf for call in self.calls for leaf in tree_leaves(call)]
-        return reachable_modules(self.fn, [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)])
+        return reachable_modules(self.fn, self._leaves(torch.nn.Module))
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that the function leads to, and those among the arguments."""
+        return [one for one in reachable(self.fn, self._leaves(Optimizer)) if isinstance(one, Optimizer)]
+
+    def _leaves(self, kind: type) -> list[Any]:
+        return [leaf for call in self.calls for leaf in tree_leaves(call) if isinstance(leaf, kind)]
+
+    def reads_gradients(self) -> bool:
+        """Whether gradients that are there before a call are a part of what it begins with."""
+        return reads_gradients(reachable(self.fn, self._leaves(Optimizer)))
 
     def state(self) -> list[torch.Tensor]:
-        """Parameters and buffers, each once."""
-        found: dict[int, torch.Tensor] = {}
-        for module in self.modules():
-            for tensor in (*module.parameters(), *module.buffers()):
-                found.setdefault(id(tensor), tensor)
-        return list(found.values())
+        """Parameters and buffers, what optimizers hold, and gradients that are read: each once."""
+        found = [tensor for module in self.modules() for tensor in (*module.parameters(), *module.buffers())]
+        for optimizer in self.optimizers():
+            found += tensors_of([optimizer.param_groups, list(optimizer.state.values())])
+        if self.reads_gradients():
+            found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
+        return list({id(tensor): tensor for tensor in found}.values())
 
     def tensors(self) -> list[torch.Tensor]:
         """Arguments, parameters and buffers."""
@@ -137,8 +158,12 @@ class Program:
     def steps(
         self, make: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> Iterator[tuple[ObservationRecord, BaseException | None]]:
-        """The calls one by one, each with the exception that ended it."""
+        """The calls one by one, each with the exception that ended it.
+
+        The function itself is called as `as_traced` has it.
+        """
         function = make(self.fn)
+        function = self.as_traced(function) if function is self.fn else function
         for i, (args, kwargs) in enumerate(self.calls):
             if len(self.calls) > 1:
                 doing(f"call {i + 1} of {len(self.calls)}")
@@ -146,11 +171,20 @@ class Program:
                 self.between(self.fn, i)
             yield self._call(function, args, kwargs)
 
+    def as_traced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The uncompiled function, whose optimizers, if any, compute what Dynamo traces of them."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with as_traced():
+                return fn(*args, **kwargs)
+
+        return call if self.optimizers() else fn
+
     def _call(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[ObservationRecord, BaseException | None]:
         inputs = [*tensors_of((args, kwargs)), *self.state()]
-        for tensor in inputs:
+        for tensor in () if self.reads_gradients() else inputs:
             if tensor.is_leaf:
                 tensor.grad = None
         if self.seed is not None:
@@ -171,7 +205,8 @@ class Program:
             return failed(error), error
         effects = None if before is None else (before, snapshot(self.fn, (args, kwargs)))
         after = [*map(self.left, inputs)]
-        return observe(result, (args, kwargs), after, self.modules(), gradients, effects, self.file), None
+        holders: list[torch.nn.Module | Optimizer] = [*self.modules(), *self.optimizers()]
+        return observe(result, (args, kwargs), after, holders, gradients, effects, self.file), None
 
     def run_rounded(self, seed: int, *, least: float = NARROW) -> RoundedRun:
         """The calls in their own precision, results rounded anew whose u is above `least`; no calls where none is.
@@ -236,6 +271,8 @@ class Program:
                     for name, value in values.items():
                         if value is not None:
                             values[name] = widened(value)
+        for optimizer in self.optimizers():
+            widened.optimizer(optimizer)
         calls = [tree_map(lambda v: widened(v) if isinstance(v, torch.Tensor) else v, call) for call in self.calls]
         wide = replace(self, calls=calls, effects=False, left=widened.left)
         sums = RoughSums(generator, roundoff, sign) if generator is not None and rough else contextlib.nullcontext()
@@ -265,7 +302,18 @@ class _Widened:
             wide = torch.nn.Parameter(wide, value.requires_grad) if parameter else wide
             self._made[id(value)] = value, wide
             self._origins[id(wide)] = value
+            if value.is_leaf and value.grad is not None and wide is not value:
+                wide.grad = self(value.grad)
         return self._made[id(value)][1]
+
+    def optimizer(self, optimizer: Optimizer) -> None:
+        """Widen parameters and state, in place."""
+        for group in optimizer.param_groups:
+            group.update(tree_map(lambda v: self(v) if isinstance(v, torch.Tensor) else v, dict(group)))
+        kept = [(self(key), value) for key, value in optimizer.state.items()]
+        optimizer.state.clear()
+        for key, value in kept:
+            optimizer.state[key] = tree_map(lambda v: self(v) if isinstance(v, torch.Tensor) else v, value)
 
     def left(self, wide: torch.Tensor) -> torch.Tensor:
         """What this tensor was made of, if nobody has changed it since; else itself."""

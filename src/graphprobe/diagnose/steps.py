@@ -98,7 +98,7 @@ def eager(program: Program, *, unlike: bool = False) -> EagerReport:
             nonlocal draws, returned
             state = torch.get_rng_state()
             try:
-                result = fn(*args, **kwargs)
+                result = program.as_traced(fn)(*args, **kwargs)
                 returned += 1
                 return result
             finally:

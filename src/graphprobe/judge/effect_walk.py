@@ -24,6 +24,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch.nn import Module
+from torch.optim import Optimizer
+
+from graphprobe.internals.tensors import tree_leaves
 
 MOST_BYTES = 64 << 20
 """Bytes of tensors that one snapshot copies; what is larger is described."""
@@ -349,7 +352,10 @@ class Walk:
         owner = "user" if kind in _LIKE_OWN else self._owner(module_of(kind))
         if owner == "user":
             self._class(kind, depth)
-        if issubclass(kind, Module):
+        if issubclass(kind, Optimizer):
+            names = {name: names[name] for name in ("param_groups", "state")} if owner == "library" else names
+            self.elsewhere.update(id(leaf) for leaf in tree_leaves([value.param_groups, list(value.state.values())]))
+        elif issubclass(kind, Module):
             names = self._of_module(label, names, kind, depth, owner)
         elif owner == "library" or (owner == "package" and shut):
             return

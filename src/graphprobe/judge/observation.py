@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 import torch
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from graphprobe.engine.value_file import ValueFile, restored, stored
 from graphprobe.engine.values import why_not
 from graphprobe.errors import Raised, raised_from
 from graphprobe.internals.quiet import is_fake, quiet
 from graphprobe.internals.tensors import structure_of, tree_leaves
-from graphprobe.judge.effect_walk import attributes_of, variables_of
+from graphprobe.judge.effect_walk import attributes_of, names_of_code, variables_of
 from graphprobe.judge.effects import from_record, to_record
 
 MOST_VALUES = 10_000
@@ -60,10 +61,16 @@ def contents_of(result: Any) -> list[Any]:
     return leaves
 
 
-def kept_in(arguments: Any, modules: Iterable[Module]) -> list[Any]:
-    """What objects among the arguments hold, and what a user's modules hold besides parameters, buffers and modules."""
+def kept_in(arguments: Any, holders: Iterable[Module | Optimizer]) -> list[Any]:
+    """What objects among the arguments hold, the state of optimizers, and what a user's modules hold.
+
+    Of modules these are no parameters, buffers and modules.
+    """
     found = contents_of(arguments)[len(tree_leaves(arguments)) :]
-    for module in modules:
+    for module in holders:
+        if isinstance(module, Optimizer):
+            found += tree_leaves(list(module.state.values()))
+            continue
         for part in module.modules():
             if type(part).__module__.partition(".")[0] == "torch":
                 continue
@@ -203,7 +210,7 @@ def observe(
     result: Any,
     call: tuple[Sequence[Any], Mapping[str, Any]],
     inputs: Sequence[torch.Tensor],
-    modules: Sequence[torch.nn.Module],
+    holders: Sequence[Module | Optimizer],
     gradients: Sequence[torch.Tensor | None],
     effects: tuple[dict[str, Any], dict[str, Any]] | None = None,
     file: ValueFile | None = None,
@@ -214,7 +221,7 @@ def observe(
         result: what it returned.
         call: its arguments, `(args, kwargs)`, as it left them.
         inputs: the tensors among them, parameters and buffers.
-        modules: those whose state belongs to the program.
+        holders: the modules and optimizers whose state belongs to the program.
         gradients: of the `inputs`; empty where no backward ran.
         effects: snapshots before and after the call.
         file: takes the large values.
@@ -226,7 +233,7 @@ def observe(
     with quiet():  # a float64 run would widen them
         after = [part.detach() for part in parts]
     # Other values that objects hold are side effects, with names of their own.
-    after += [_alone(value) for value in kept_in(call, modules) if isinstance(value, (torch.Tensor, float))]
+    after += [_alone(value) for value in kept_in(call, holders) if isinstance(value, (torch.Tensor, float))]
     derived = [part for g in gradients for part in ([None] if g is None else plain_parts(g))]
     return ObservationRecord(
         values=stored([leaves, after, derived], file),
@@ -255,12 +262,27 @@ def _alone(value: Any) -> Any:
 
 
 def reachable_modules(*roots: Any) -> list[Module]:
-    """Every module that the roots lead to, but for parts of others: each once, in the order in which they are found.
+    """Every module that the roots lead to, but for parts of others: each once, in the order in which they are found."""
+    found = [value for value in reachable(*roots) if isinstance(value, Module)]
+    parts = {id(part) for module in found for part in module.modules() if part is not module}
+    return [module for module in found if id(module) not in parts]
 
-    Of objects that are no modules the attributes are looked at, of functions their closure, defaults and those globals
-    that their code names.
+
+def reads_gradients(reached: Iterable[Any]) -> bool:
+    """Whether gradients that were left before are read by what can be reached: an optimizer, or a function's code."""
+    codes = (value.__code__ for value in reached if isinstance(value, types.FunctionType))
+    return any(isinstance(value, Optimizer) for value in reached) or any(
+        name == "grad" or name.startswith("clip_grad") for code in codes for name in names_of_code(code)
+    )
+
+
+def reachable(*roots: Any) -> list[Any]:
+    """The modules, optimizers and functions that the roots lead to: each once, in the order in which they are found.
+
+    Of other objects the attributes are looked at, of functions their closure, defaults and those globals that their
+    code names.
     """
-    found: dict[int, Module] = {}
+    found: dict[int, Any] = {}
     seen: set[int] = set()
     edge: list[Any] = list(roots)
     for _ in range(DEPTH + 1):
@@ -269,12 +291,11 @@ def reachable_modules(*roots: Any) -> list[Module]:
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if isinstance(value, Module):
+            if isinstance(value, (Module, Optimizer, types.FunctionType)):
                 found.setdefault(id(value), value)
             following += _leads(value)
         edge = following
-    parts = {id(part) for module in found.values() for part in module.modules() if part is not module}
-    return [module for key, module in found.items() if key not in parts]
+    return list(found.values())
 
 
 def _leads(value: Any) -> Iterator[Any]:
