@@ -383,7 +383,7 @@ CALLS: dict[type[Exception], dict[str, list[str]]] = {
         "torchair.get_npu_backend(aot_config={'a': 1})": ["aot_config", "wrap("],
         "torchair.get_npu_backend(custom_decompositions={'a': 1})": ["custom_decompositions", "leave it out"],
         "graphprobe.assert_compiles_like_eager(abs, 1, backend='no_such')": ["there is no such backend"],
-        "graphprobe.assert_compiles_like_eager(abs, 1, grad='yes')": ["it takes True, False or 'auto'"],
+        "graphprobe.assert_compiles_like_eager(abs, 1, grad='yes')": ["it takes True, False, 'auto' or 'apart'"],
         "graphprobe.assert_compiles_like_eager(abs, 1, dynamic=1.5)": ["it takes True, False or None"],
         "graphprobe.assert_compiles_like_eager(abs, 1, out='.')": ["it exists and is not an empty folder"],
         "graphprobe.assert_compiles_like_eager(3)": ["fn must be a function or module"],

@@ -36,6 +36,28 @@ FINITE_ON = ["HEALTHY on 2 of 20 calls (13, 14)", "f (train.py:12): the result o
 FAULT_IN = ["f (train.py:12), call 13", "compiled, expected 4e+04, got infinity", "looking for the smallest case"]
 
 
+ONLY_THIS = """\
+import torch
+
+KEPT = torch.ones(3)
+
+@torch.compile(backend="eager")
+def f(x):
+    if x is not KEPT:
+        raise ValueError("another tensor")
+    return x + 1
+
+print("ended", f(KEPT).sum().item())
+"""
+
+
+def test_a_call_that_raises_only_as_it_is_repeated_is_not_healthy(diagnosed: Any) -> None:
+    done, document = diagnosed("train.py", text=ONLY_THIS, code=125)
+    assert "ended 6.0" in done.out
+    [note] = document["diagnoses"][-1]["notes"]
+    assert "call 1 returns in the script, and raises ValueError: another tensor as it is repeated" in note
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "fault", "large", "said"),

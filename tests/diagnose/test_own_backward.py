@@ -126,17 +126,23 @@ def clipped():
     torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     optimizer.step()
 
-step = torch.compile(optimizer.step if form == "step" else clipped, backend=aot_autograd(fw_compiler=compiler))
+@torch.no_grad()
+def given(parameters):
+    for parameter in parameters:
+        parameter.add_(parameter.grad, alpha=-0.1)
+
+made = {"step": optimizer.step, "clipped": clipped, "given": given}[form]
+step = torch.compile(made, backend=aot_autograd(fw_compiler=compiler))
 for _ in range(2):
     optimizer.zero_grad()
     net(torch.randn(8, 4)).square().mean().backward()
-    step()
+    step(*[list(net.parameters())] * (form == "given"))
 print("ended")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["step", "clipped"])
+@pytest.mark.parametrize("form", ["step", "clipped", "given"])
 def test_a_compiled_step_of_an_optimizer(form: str, diagnosed: Any) -> None:
     done, document = diagnosed("train.py", form, "right", text=OPTIMIZERS, code=0)
     assert "ended" in done.out

@@ -60,8 +60,7 @@ def diagnose(
         fn: function or module; of a compiled one, what `torch.compile` was given counts where nothing is given here.
         args, kwargs: of the one call to make.
         backend, dynamic, mode, options, fullgraph: as `torch.compile` takes them; "inductor" is looked into by stages.
-        grad: "auto" or True: forward, and backward where anything requires a gradient; "apart": that of each output
-            by itself. False: all under `no_grad`.
+        grad: "auto" or True: a backward, too, if anything requires one; "apart": one of each output. False: `no_grad`.
         calls: `[(args, kwargs), …]`: several calls of one compiled function, in the place of `args` and `kwargs`.
         between: called as `between(fn, i)` before call i, i ≥ 1.
         budget_s: seconds after which it ends, whatever runs then.

@@ -23,12 +23,14 @@ from graphprobe.diagnose.script_calls import (
     is_whole,
     mode_of,
     name_of,
+    nothing_compiled,
     requires_grad,
     signature_of,
+    undiagnosed,
     unknown,
 )
 from graphprobe.diagnose.ways.way_watch import WayWatch
-from graphprobe.errors import UsageError, raised_from
+from graphprobe.errors import raised_from
 from graphprobe.findings import CallsLookedAt, Diagnosis, Finding, NamedStep, told_more
 from graphprobe.internals.dynamo.compile_calls import CompileCalls, Compiled
 from graphprobe.probe import environment, script
@@ -63,9 +65,7 @@ OTHER_CALL = (
 )
 UNPROVEN = "The script, run again, does not show it."
 
-UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
-"""Such as in a context manager, or by what took Dynamo's parts before the script began."""
-
+RETURNED = "call {call} returns in the script, and raises {line} as it is repeated: what it returns was not compared"
 RAISED = "call {call} raised {line}, which the diagnosis of that call does not show"
 
 
@@ -218,31 +218,12 @@ def run_diagnosed(
     if calls.elsewhere[0]:
         watcher.tell("other processes", unknown(ELSEWHERE))
     if calls.unseen or (ended.compiling and not watcher.diagnoses):
-        watcher.tell(program.name, _undiagnosed(calls.unseen, ended))
+        watcher.tell(program.name, undiagnosed(calls.unseen, ended))
     if not watcher.diagnoses:
-        raise _nothing(program.name, len(calls.compiled), problem)
+        raise nothing_compiled(program.name, len(calls.compiled), problem)
     looked_at, graphs = watcher.calls_looked_at(), calls.unseen.total() + sum(one.graphs for one in calls.compiled)
     graphs += watched.graphs
     return DiagnosedScript(watcher.diagnoses, problem, unfinished, watcher.equal(), looked_at, graphs)
-
-
-def _undiagnosed(unseen: Mapping[str, int], ended: script.Ended) -> Diagnosis:
-    """What Dynamo compiled, or raised, where no call was seen that could be diagnosed."""
-    count = sum(unseen.values())
-    names = ", ".join(f"{name} ({n} graphs)" if n > 1 else name for name, n in unseen.items())
-    notes = [f"{UNSEEN.format(count=count, s='s' * (count > 1))}: {names}"] if count else []
-    if ended.compiling:
-        notes.insert(0, f"torch's compiler raised {ended.error}, in a call that was not seen")
-    return Diagnosis(verdict="undecided", graphs=count or None, notes=notes)
-
-
-def _nothing(path: str, compiled: int, problem: str | None) -> UsageError:
-    given = f"it gave {compiled} function{'s' * (compiled > 1)} to torch.compile and called none"
-    what = f"{path} compiled nothing: {given if compiled else 'no call of torch.compile'}"
-    hint = "for a function that no script compiles: graphprobe diagnose FILE.py:CALLABLE"
-    if problem is not None:
-        hint = "run it with python first, and mend that"
-    return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
 
 
 class _Watcher:
@@ -314,6 +295,8 @@ class _Watcher:
         past = self._past_of(compiled)
         if self.stopped is not None or past.wrong:
             return
+        if past.last == past.number and past.raises:
+            self.told(past.name, past, unknown(RETURNED.format(call=past.number, line=past.raises)))
         call = past.as_before(args, kwargs)
         if past.not_finite is None and not is_finite(result):
             past.not_finite = past.number

@@ -15,8 +15,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from graphprobe.errors import UsageError
 from graphprobe.findings import Diagnosis
 from graphprobe.internals.dynamo.compile_calls import Compiled
+from graphprobe.probe.script import Ended
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,9 @@ MOST_TOGETHER = 3
 
 FAILED = "the diagnosis itself failed: {kind}: {error}"
 PROVEN = "The script, run again, does."
+
+UNSEEN = "Dynamo compiled {count} graph{s} outside of the calls that are diagnosed"
+"""Such as in a context manager, or by what took Dynamo's parts before the script began."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -65,7 +70,8 @@ def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, .
 def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """The arguments with every tensor a copy without history; they share memory with each other as the originals do.
 
-    The function's own parameters and buffers, and what cannot be copied, stay as they are.
+    The function's own parameters and buffers, and what cannot be copied, stay as they are. Gradients are copied where
+    the function reads such.
     """
     import torch
 
@@ -73,12 +79,15 @@ def copied_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
     from graphprobe.engine.values import capture, why_not
     from graphprobe.internals.tensors import tree_map
 
-    own = {id(tensor) for tensor in Program(fn, [(args, kwargs)]).state()}
+    program = Program(fn, [(args, kwargs)])
+    own, reads = {id(tensor) for tensor in program.state()}, program.reads_gradients()
     found = {id(t): t for t in tensors_of((args, kwargs)) if id(t) not in own and why_not(t) is None}
     with torch.inference_mode(False), torch.no_grad():
         copies = dict(zip(found, capture(list(found.values()), rng=False).restore(), strict=True))
     for key, copy in copies.items():  # what `mark_dynamic` and its like have noted
         vars(copy).update((name, value) for name, value in vars(found[key]).items() if name.startswith("_dynamo_"))
+        if reads and found[key].is_leaf:
+            copy.grad = deepcopy(found[key].grad)
     result: tuple[Any, Mapping[str, Any]] = tree_map(lambda t: copies.get(id(t), t), (tuple(args), dict(kwargs)))
     return result
 
@@ -271,6 +280,26 @@ class Past:
 def unknown(why: str, *, unfinished: bool = False) -> Diagnosis:
     """A diagnosis that could tell nothing, and why."""
     return Diagnosis(verdict="undecided", notes=[why], unfinished=unfinished)
+
+
+def undiagnosed(unseen: Mapping[str, int], ended: Ended) -> Diagnosis:
+    """What Dynamo compiled, or raised, where no call was seen that could be diagnosed."""
+    count = sum(unseen.values())
+    names = ", ".join(f"{name} ({n} graphs)" if n > 1 else name for name, n in unseen.items())
+    notes = [f"{UNSEEN.format(count=count, s='s' * (count > 1))}: {names}"] if count else []
+    if ended.compiling:
+        notes.insert(0, f"torch's compiler raised {ended.error}, in a call that was not seen")
+    return Diagnosis(verdict="undecided", graphs=count or None, notes=notes)
+
+
+def nothing_compiled(path: str, compiled: int, problem: str | None) -> UsageError:
+    """Of a script in which no compiled function was called."""
+    given = f"it gave {compiled} function{'s' * (compiled > 1)} to torch.compile and called none"
+    what = f"{path} compiled nothing: {given if compiled else 'no call of torch.compile'}"
+    hint = "for a function that no script compiles: graphprobe diagnose FILE.py:CALLABLE"
+    if problem is not None:
+        hint = "run it with python first, and mend that"
+    return UsageError(f"{what}; {problem}" if problem else what, hint=hint)
 
 
 def name_of(fn: Any) -> str:
