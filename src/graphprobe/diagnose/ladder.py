@@ -142,6 +142,9 @@ class Ladder:
         self.result.notes[:], self.result.raises = [why], ""
         self.rungs.clear()
         self._no_backward = self._measured = False
+        if self.runner.fresh is not None:
+            self.runner.fresh.close()
+            self.runner.fresh = FreshProcesses(self.program, self.compilation, self.result.notes.append)
 
     def plain(self) -> Callable[[], RungReport]:
         """The step that runs the program as its user does."""

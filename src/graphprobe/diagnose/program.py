@@ -20,7 +20,7 @@ from graphprobe.engine.replay import computed
 from graphprobe.engine.rounding import RoundedAnew, untouched
 from graphprobe.engine.undefined import AtTheEdge, DoneOtherwise, Way
 from graphprobe.engine.value_file import ValueFile
-from graphprobe.engine.values import capture, to_bytes, why_not, window
+from graphprobe.engine.values import capture, from_bytes, to_bytes, why_not, window
 from graphprobe.internals.optimizers import as_traced
 from graphprobe.internals.quiet import quiet
 from graphprobe.internals.tensors import tree_leaves, tree_map
@@ -244,14 +244,14 @@ class Program:
             records = replace(self, effects=False).run(lambda fn: fn)
         return UndefinedRun(records if mode.met else [], mode.met)
 
-    def run_at_edges(self, seed: int | None, noise: Sequence[torch.Tensor] = (), way: float = 0.0) -> EdgeRun:
-        """The calls in their own precision, results rounded anew with a seed, what is near an edge moved.
+    def run_at_edges(self, seed: int | None, noise: tuple[bytes, bytes] | None = None, way: float = 0.0) -> EdgeRun:
+        """The calls in their own precision, results rounded anew with a seed, what is near an edge moved by `noise`.
 
         Inputs, parameters and buffers are changed in place: call it in a child process.
         """
         anew = RoundedAnew(torch.Generator().manual_seed(seed or 0), 0.0 if seed is not None else math.inf)
         anew.move(self.tensors())
-        with anew, AtTheEdge(noise, way) as edges:
+        with anew, AtTheEdge([] if noise is None else from_bytes(*noise).restore(), way) as edges:
             records = replace(self, effects=False).run(lambda fn: fn)
         return EdgeRun(records, to_bytes(capture(edges.gaps if not noise else [], rng=False)))
 

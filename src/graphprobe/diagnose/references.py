@@ -12,7 +12,7 @@ from graphprobe.diagnose.program import EdgeRun, Program, RoundedRun, UndefinedR
 from graphprobe.engine.reference import array_from, is_noisy
 from graphprobe.engine.rounding import MORE_RUNS, RUNS
 from graphprobe.engine.undefined import WAYS, noise_of_gaps
-from graphprobe.engine.values import from_bytes
+from graphprobe.engine.values import capture, from_bytes, to_bytes
 from graphprobe.judge.judging import ENOUGH, PARTS, Difference, far_off, not_moved_as_far
 from graphprobe.judge.observation import Observation, ObservationRecord, read
 from graphprobe.judge.uncompiled import Reference
@@ -178,7 +178,8 @@ def _at_edges(run: Runner, reference: Reference) -> list[list[Observation]]:
     noise = noise_of_gaps([from_bytes(*one.gaps).restore() for one in found])
     if not noise:
         return []
-    ways = (run(partial(Program.run_at_edges, seed=None, noise=noise, way=way), EdgeRun) for way in (0.0, 1.0, -1.0))
+    moved = partial(Program.run_at_edges, seed=None, noise=to_bytes(capture(noise, rng=False)))
+    ways = (run(partial(moved, way=way), EdgeRun) for way in (0.0, 1.0, -1.0))
     runs = [*found[1:], *(one for one in ways if one is not None)]
     return [calls for one in runs if (calls := _calls(one.calls, reference))]
 
