@@ -86,7 +86,9 @@ def starts(programs: Path, folder: Path) -> str:
 def test_a_wheel_without_the_core_is_whole_and_starts(tmp_path: Path) -> None:
     pytest.importorskip("scikit_build_core")
     wheel = build(
-        tmp_path / "dist", "--no-build-isolation", "-Cwheel.cmake=false", "-Cwheel.py-api=", "-Cwheel.exclude=**.so"
+        tmp_path / "dist",
+        "--no-build-isolation",
+        *(f"--config-settings=wheel.{one}" for one in ("cmake=false", "py-api=", "exclude=**.so")),
     )
     assert contents(wheel) == sources()
     said = starts(installed(wheel, tmp_path / "env"), tmp_path)
