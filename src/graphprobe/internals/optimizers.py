@@ -16,8 +16,8 @@ from graphprobe.internals.bus import Patch, Subscription
 def as_traced() -> Iterator[None]:
     """A block in which the counts of steps stay tensors, as when an optimizer is compiled, and become no numbers.
 
-    A tensor of one dimension less has float32 where Python has float64: for `1 - 0.999**step` that is a difference in
-    the fifth digit, which is by design.
+    Such a tensor has float32, and a number of Python float64: for `1 - 0.999**step` that is a difference in the fifth
+    digit, which is by design.
     """
     names = {"_get_value": _itself, "_stack_if_compiling": _stacked}
     modules = [name for name in [*sys.modules] if name.startswith("torch.optim.")]

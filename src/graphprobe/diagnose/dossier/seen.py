@@ -228,8 +228,8 @@ def seen_of(check: Mapping[str, Any], function: Callable[..., Any], *, run: str 
     Args:
         check: `fn`, the program; `calls`, arguments and arguments by name of each. Where they are there: `between`,
             which runs before each call but the first; `grad`, True: run a backward, too, "apart": one for each tensor,
-            False: under no_grad; `names`,
-            the program's globals, and `watched`, those that are compared; `modules`, the program's.
+            False: under no_grad; `names`, the program's globals, and `watched`, those that are compared; `modules`, the
+            program's.
         function: what is called: the program, uncompiled or compiled.
         run: what each path begins with.
     """
